@@ -1,0 +1,9 @@
+package servers
+
+import "syscall"
+
+// dieWithParent has the kernel kill the child when its parent is gone, so that
+// a test binary that panics or is killed leaves no server behind.
+func dieWithParent() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+}
