@@ -1,0 +1,73 @@
+--[[
+Ends tasks as succeeded if the caller still holds their leases; a lease that ran out but was not yet taken back counts as
+held. Leaves the token as tombstone, which tells "done already by you" from "lease lost".
+KEYS[2]  processing  ZSET id by visibility deadline ms
+KEYS[4]  tasks       HASH id -> encoded task
+KEYS[5]  state       HASH id -> flag, token, counts
+KEYS[6]  done:0      HASH tombstones
+KEYS[7]  done:1      HASH tombstones
+KEYS[8]  errors      HASH id -> reason and last error
+KEYS[9]  meta        HASH
+ARGV[1]  clock override in ms, 0 = the server's
+ARGV[2]  n, 1 to 500
+ARGV[3]  from here: n ids, n tokens
+Returns  {acked, i, code, ...} for the exceptions: 2 acked by an earlier send (REPEAT), -1 lease lost (LEASE_LOST),
+         -2 no such task (UNKNOWN)
+]]
+--- @include "unpack"
+--- @include "now"
+--- @include "batch"
+--- @include "entry"
+--- @include "tombs"
+--- @include "buckets"
+local n = tonumber(ARGV[2])
+local bad = bad_batch(n, #ARGV, 2 + 2 * n)
+if bad then return bad end
+local t = now(ARGV[1])
+local entries = redis.call('HMGET', KEYS[5], unpack(ARGV, 3, n + 2))
+local m = redis.call('HMGET', KEYS[9], 'tp', 'tr', 'ret')
+local g = tombs(m[1], m[2], m[3], KEYS[6], KEYS[7], t)
+redis.call('ZCARD', KEYS[2])
+redis.call('HLEN', KEYS[4])
+redis.call('HLEN', KEYS[8])
+redis.call('HLEN', g.cur)
+redis.call('HLEN', g.prev)
+local ids, graves, failed, reply, stale, hits, sum = {}, {}, {}, {}, 0, {}, 0
+local seen, seen_ms, seen_bucket, seen_failed -- entries of one first delivery are one text: parse it once
+for i = 1, n do
+  local id, token, e = ARGV[2 + i], ARGV[n + 2 + i], entries[i]
+  if held(e, token) then
+    if e ~= seen then
+      local _, f, _, start = counts(e)
+      seen, seen_ms, seen_failed = e, math.max(0, t - start), f > 0
+      seen_bucket = bucket(seen_ms)
+    end
+    ids[#ids + 1] = id
+    graves[#graves + 1] = id
+    graves[#graves + 1] = token
+    if seen_failed then failed[#failed + 1] = id end
+    hits[seen_bucket] = (hits[seen_bucket] or 0) + 1
+    sum = sum + seen_ms
+  else
+    local tomb, code = tomb_of(g, id), -2
+    if tomb == token then
+      code = 2
+    elseif e or tomb then
+      code = -1
+      stale = stale + 1
+    end
+    reply[#reply + 1] = i
+    reply[#reply + 1] = code
+  end
+end
+redis.call('HDEL', KEYS[9], '') -- the opener, see lease
+if #ids > 0 then
+  redis.call('HSET', open_tombs(g, KEYS[9], t), unpack(graves))
+  redis.call('HDEL', KEYS[4], unpack(ids))
+  redis.call('ZREM', KEYS[2], unpack(ids))
+  redis.call('HDEL', KEYS[5], unpack(ids))
+  if #failed > 0 then redis.call('HDEL', KEYS[8], unpack(failed)) end
+  raise(KEYS[9], 'd:', hits, sum)
+end
+if stale > 0 then redis.call('HINCRBY', KEYS[9], 'c:stale', stale) end
+return { #ids, unpack(reply) }

@@ -1,0 +1,65 @@
+--[[
+Gives tasks back to pending without charging an attempt: never started, interrupted, or snoozed.
+KEYS[1]  pending     ZSET id by due ms
+KEYS[2]  processing  ZSET id by visibility deadline ms
+KEYS[4]  tasks       HASH id -> encoded task
+KEYS[5]  state       HASH id -> flag, token, counts
+KEYS[6]  done:0      HASH tombstones
+KEYS[7]  done:1      HASH tombstones
+KEYS[8]  errors      HASH id -> reason and last error
+KEYS[9]  meta        HASH
+ARGV[1]  clock override in ms, 0 = the server's
+ARGV[2]  n, 1 to 500
+ARGV[3]  from here: n ids, n tokens, n delays in ms
+Returns  {released, i, code, ...} for the exceptions: 2 released by an earlier send (REPEAT), 4 was cancelled: ended so
+         (CANCELLED), -1 lease lost (LEASE_LOST), -2 no such task (UNKNOWN)
+]]
+--- @include "unpack"
+--- @include "now"
+--- @include "batch"
+--- @include "entry"
+--- @include "tombs"
+--- @include "end_cancelled"
+--- @include "settle"
+local n = tonumber(ARGV[2])
+local bad = bad_batch(n, #ARGV, 2 + 3 * n)
+if bad then return bad end
+local t = now(ARGV[1])
+local entries = redis.call('HMGET', KEYS[5], unpack(ARGV, 3, n + 2))
+local m = redis.call('HMGET', KEYS[9], 'tp', 'tr', 'ret')
+local g = tombs(m[1], m[2], m[3], KEYS[6], KEYS[7], t)
+redis.call('ZCARD', KEYS[1])
+redis.call('ZCARD', KEYS[2])
+redis.call('HLEN', KEYS[4])
+redis.call('HLEN', KEYS[8])
+redis.call('HLEN', g.cur)
+redis.call('HLEN', g.prev)
+local ids, z, h, stopped, reply, stale = {}, {}, {}, {}, {}, 0
+for i = 1, n do
+  local id, token, e = ARGV[2 + i], ARGV[n + 2 + i], entries[i]
+  local code = verdict(e, token, 88, g, id)
+  if code == 1 then
+    ids[#ids + 1] = id
+    z[#z + 1] = string.format('%.3f', t + ARGV[2 * n + 2 + i] + i * 0.001)
+    z[#z + 1] = id
+    h[#h + 1] = id
+    h[#h + 1] = 'X' .. string.sub(e, 2)
+  else
+    if code == 4 then stopped[#stopped + 1] = id end
+    if code == -1 then stale = stale + 1 end
+    reply[#reply + 1] = i
+    reply[#reply + 1] = code == 5 and 4 or code
+  end
+end
+redis.call('HDEL', KEYS[9], '') -- the opener, see lease
+if #ids > 0 then
+  redis.call('ZADD', KEYS[1], unpack(z))
+  redis.call('HSET', KEYS[5], unpack(h))
+  redis.call('ZREM', KEYS[2], unpack(ids))
+  redis.call('HINCRBY', KEYS[9], 'c:released', #ids)
+end
+if #stopped > 0 then
+  end_cancelled(stopped, open_tombs(g, KEYS[9], t), KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9])
+end
+if stale > 0 then redis.call('HINCRBY', KEYS[9], 'c:stale', stale) end
+return { #ids, unpack(reply) }
