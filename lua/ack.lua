@@ -1,7 +1,7 @@
 --[[
 Ends tasks as succeeded if the caller still holds their leases; a lease that ran out but was not yet taken back counts as
 held. Leaves the token as tombstone, which tells "done already by you" from "lease lost".
-KEYS[2]  processing  ZSET id by visibility deadline ms
+KEYS[2]  processing  ZSET id by visibility deadline us
 KEYS[4]  tasks       HASH id -> encoded task
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[6]  done:0      HASH tombstones
@@ -10,7 +10,8 @@ KEYS[8]  errors      HASH id -> reason and last error
 KEYS[9]  meta        HASH
 ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  n, 1 to 500
-ARGV[3]  from here: n ids, n tokens
+ARGV[3]  m, how many tokens
+ARGV[4]  from here: m times token and how many of the ids are its, n ids in that order
 Returns  {acked, i, code, ...} for the exceptions: 2 acked by an earlier send (REPEAT), -1 lease lost (LEASE_LOST),
          -2 no such task (UNKNOWN)
 ]]
@@ -21,10 +22,11 @@ Returns  {acked, i, code, ...} for the exceptions: 2 acked by an earlier send (R
 --- @include "tombs"
 --- @include "buckets"
 local n = tonumber(ARGV[2])
-local bad = bad_batch(n, #ARGV, 2 + 2 * n)
+local bad = bad_batch(n, #ARGV, 3 + 2 * tonumber(ARGV[3]) + n)
 if bad then return bad end
 local t = now(ARGV[1])
-local entries = redis.call('HMGET', KEYS[5], unpack(ARGV, 3, n + 2))
+local base = 3 + 2 * tonumber(ARGV[3]) -- the ids follow it
+local entries = redis.call('HMGET', KEYS[5], unpack(ARGV, base + 1, base + n))
 local m = redis.call('HMGET', KEYS[9], 'tp', 'tr', 'ret')
 local g = tombs(m[1], m[2], m[3], KEYS[6], KEYS[7], t)
 redis.call('ZCARD', KEYS[2])
@@ -32,22 +34,36 @@ redis.call('HLEN', KEYS[4])
 redis.call('HLEN', KEYS[8])
 redis.call('HLEN', g.cur)
 redis.call('HLEN', g.prev)
-local ids, graves, failed, reply, stale, hits, sum = {}, {}, {}, {}, 0, {}, 0
-local seen, seen_ms, seen_bucket, seen_failed -- entries of one first delivery are one text: parse it once
+local ids, graves, failed, reply, k, stale, hits, sum = {}, {}, {}, {}, 0, 0, {}, 0
+local group, token, left = 4, nil, 0
+-- The entries of one lease's first deliveries are one text: judged once, counted as a run.
+local seen, seen_ms, seen_failed, run = nil, 0, false, 0
+local function count_run()
+  if run == 0 then return end
+  local b = bucket(seen_ms)
+  hits[b] = (hits[b] or 0) + run
+  sum = sum + run * seen_ms
+  run = 0
+end
 for i = 1, n do
-  local id, token, e = ARGV[2 + i], ARGV[n + 2 + i], entries[i]
-  if held(e, token) then
-    if e ~= seen then
-      local _, f, _, start = counts(e)
-      seen, seen_ms, seen_failed = e, math.max(0, t - start), f > 0
-      seen_bucket = bucket(seen_ms)
-    end
-    ids[#ids + 1] = id
-    graves[#graves + 1] = id
-    graves[#graves + 1] = token
+  local id, e = ARGV[base + i], entries[i]
+  if left == 0 then
+    count_run()
+    token, left, seen = ARGV[group], tonumber(ARGV[group + 1]), nil
+    group = group + 2
+  end
+  left = left - 1
+  if e and e ~= seen and held(e, token) then
+    count_run()
+    local _, f, _, start = counts(e)
+    seen, seen_ms, seen_failed = e, math.max(0, t / 1000 - start), f > 0
+  end
+  if e and e == seen then
+    k, run = k + 1, run + 1
+    ids[k] = id
+    graves[2 * k - 1] = id
+    graves[2 * k] = token
     if seen_failed then failed[#failed + 1] = id end
-    hits[seen_bucket] = (hits[seen_bucket] or 0) + 1
-    sum = sum + seen_ms
   else
     local tomb, code = tomb_of(g, id), -2
     if tomb == token then
@@ -60,8 +76,9 @@ for i = 1, n do
     reply[#reply + 1] = code
   end
 end
+count_run()
 redis.call('HDEL', KEYS[9], '') -- the opener, see lease
-if #ids > 0 then
+if k > 0 then
   redis.call('HSET', open_tombs(g, KEYS[9], t), unpack(graves))
   redis.call('HDEL', KEYS[4], unpack(ids))
   redis.call('ZREM', KEYS[2], unpack(ids))
@@ -70,4 +87,4 @@ if #ids > 0 then
   raise(KEYS[9], 'd:', hits, sum)
 end
 if stale > 0 then redis.call('HINCRBY', KEYS[9], 'c:stale', stale) end
-return { #ids, unpack(reply) }
+return { k, unpack(reply) }

@@ -1,8 +1,8 @@
 --[[
 Checks the invariants of single ids on a live shard. Reads only.
-KEYS[1]  pending     ZSET id by due ms
-KEYS[2]  processing  ZSET id by visibility deadline ms
-KEYS[3]  dead        ZSET id by time of death ms
+KEYS[1]  pending     ZSET id by due us
+KEYS[2]  processing  ZSET id by visibility deadline us
+KEYS[3]  dead        ZSET id by time of death us
 KEYS[4]  tasks       HASH id -> encoded task
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[8]  errors      HASH id -> reason and last error

@@ -1,8 +1,8 @@
 --[[
 Moves tasks to the dead letters with their reason, if the caller still holds their leases. Beyond the cap the oldest dead
 letters go, index and record in the same call, at most twice as many as came.
-KEYS[2]  processing  ZSET id by visibility deadline ms
-KEYS[3]  dead        ZSET id by time of death ms
+KEYS[2]  processing  ZSET id by visibility deadline us
+KEYS[3]  dead        ZSET id by time of death us
 KEYS[4]  tasks       HASH id -> encoded task
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[6]  done:0      HASH tombstones
@@ -44,7 +44,7 @@ for i = 1, n do
   if code == 1 then
     local d, f, l, start = counts(e)
     ids[#ids + 1] = id
-    z[#z + 1] = string.format('%.3f', t + i * 0.001)
+    z[#z + 1] = int(t + i)
     z[#z + 1] = id
     h[#h + 1] = id
     h[#h + 1] = 'B' .. token .. d .. ':' .. (f + tonumber(ARGV[4])) .. ':' .. l .. ':' .. start

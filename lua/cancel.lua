@@ -1,9 +1,9 @@
 --[[
 Cancels tasks and says what really happened. A waiting task, or one whose lease has run out, is gone at once; a running one
 is told to stop, its ack still wins, and anything else ends it as cancelled.
-KEYS[1]  pending     ZSET id by due ms
-KEYS[2]  processing  ZSET id by visibility deadline ms
-KEYS[3]  dead        ZSET id by time of death ms
+KEYS[1]  pending     ZSET id by due us
+KEYS[2]  processing  ZSET id by visibility deadline us
+KEYS[3]  dead        ZSET id by time of death us
 KEYS[4]  tasks       HASH id -> encoded task
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[6]  done:0      HASH tombstones

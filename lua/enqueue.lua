@@ -1,9 +1,9 @@
 --[[
 Adds tasks, each with its own outcome. An id that is known is left alone, or replaced while it waits. Refused by a full
 Redis, on purpose: it is the one verb that fills it.
-KEYS[1]  pending     ZSET id by due ms
-KEYS[2]  processing  ZSET id by visibility deadline ms
-KEYS[3]  dead        ZSET id by time of death ms
+KEYS[1]  pending     ZSET id by due us
+KEYS[2]  processing  ZSET id by visibility deadline us
+KEYS[3]  dead        ZSET id by time of death us
 KEYS[4]  tasks       HASH id -> encoded task
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[6]  done:0      HASH tombstones
@@ -14,32 +14,34 @@ ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  1 = replace a known id while it is pending, 0 = keep it
 ARGV[3]  1 = an earlier send of this call may have been executed: a cancelled tombstone may then be this call's own end
 ARGV[4]  n, 1 to 500
-ARGV[5]  from here: n distinct ids, n times id and encoded task, n due times ("1500" = delay in ms, "@1790000000000" = instant)
+ARGV[5]  how many due times follow: n, or 1 that is for all
+ARGV[6]  from here: n times id and encoded task, ids distinct, then due times ("1500" = delay in ms, "@1790000000000" = instant
+         in ms)
 Returns  {created, i, code, ...} for the exceptions: 2 created by an earlier send of this call (REPEAT), 3 replaced (REPLACED),
          -3 known and pending (PENDING), -4 processing (PROCESSING), -5 dead (DEAD), -6 done (DONE); {-9} no such shard (NO_EPOCH)
 ]]
 --- @include "unpack"
 --- @include "now"
+--- @include "dues"
 --- @include "batch"
 --- @include "tombs"
 local n = tonumber(ARGV[4])
-local bad = bad_batch(n, #ARGV, 4 + 4 * n)
+local bad = bad_batch(n, #ARGV, 5 + 2 * n + tonumber(ARGV[5]))
 if bad then return bad end
 local t = now(ARGV[1])
 local m = redis.call('HMGET', KEYS[9], 'epoch', 'tp', 'tr', 'ret')
 if not m[1] then return { -9 } end
-local known = redis.call('HMGET', KEYS[4], unpack(ARGV, 5, n + 4))
+local ids = {}
+for i = 1, n do ids[i] = ARGV[2 * i + 4] end
+local known = redis.call('HMGET', KEYS[4], unpack(ids))
 local g = tombs(m[2], m[3], m[4], KEYS[6], KEYS[7], t)
 local none = {}
-local cur = g.cur_counts and redis.call('HMGET', g.cur, unpack(ARGV, 5, n + 4)) or none
-local prev = g.prev_counts and redis.call('HMGET', g.prev, unpack(ARGV, 5, n + 4)) or none
+local cur = g.cur_counts and redis.call('HMGET', g.cur, unpack(ids)) or none
+local prev = g.prev_counts and redis.call('HMGET', g.prev, unpack(ids)) or none
 redis.call('ZCARD', KEYS[1])
 
-local function due_of(i)
-  local due = ARGV[3 * n + 4 + i]
-  if string.byte(due) == 64 then return string.sub(due, 2) end
-  return string.format('%.3f', t + due + i * 0.001) -- the place in the call keeps the order of equal delays
-end
+local even = ARGV[5] == '1'
+local function due_of(i) return due_score(t, ARGV[2 * n + 6 + (even and 0 or i - 1)], i) end
 
 local fresh = true
 for i = 1, n do
@@ -51,32 +53,37 @@ end
 
 if fresh then
   local z = {}
-  for i = 1, n do
-    z[2 * i - 1] = due_of(i)
-    z[2 * i] = ARGV[4 + i]
+  if even then
+    even_scores(t, ARGV[2 * n + 6], n, z)
+    for i = 1, n do z[2 * i] = ids[i] end
+  else
+    for i = 1, n do
+      z[2 * i - 1] = due_of(i)
+      z[2 * i] = ids[i]
+    end
   end
-  redis.call('HSET', KEYS[4], unpack(ARGV, n + 5, 3 * n + 4))
+  redis.call('HSET', KEYS[4], unpack(ARGV, 6, 2 * n + 5))
   redis.call('ZADD', KEYS[1], unpack(z))
   redis.call('HINCRBY', KEYS[9], 'c:created', n)
   return { n }
 end
 
-local waiting = redis.call('ZMSCORE', KEYS[1], unpack(ARGV, 5, n + 4))
-local running = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, 5, n + 4))
-local died = redis.call('ZMSCORE', KEYS[3], unpack(ARGV, 5, n + 4))
+local waiting = redis.call('ZMSCORE', KEYS[1], unpack(ids))
+local running = redis.call('ZMSCORE', KEYS[2], unpack(ids))
+local died = redis.call('ZMSCORE', KEYS[3], unpack(ids))
 redis.call('HLEN', KEYS[5])
 redis.call('HLEN', KEYS[8])
 local created, replaced, refused, reply, h, z, renewed, unburied = 0, 0, 0, {}, {}, {}, {}, {}
 local function write(i)
-  h[#h + 1] = ARGV[4 + i]
-  h[#h + 1] = ARGV[n + 4 + 2 * i]
+  h[#h + 1] = ids[i]
+  h[#h + 1] = ARGV[2 * i + 5]
   z[#z + 1] = due_of(i)
-  z[#z + 1] = ARGV[4 + i]
+  z[#z + 1] = ids[i]
 end
 for i = 1, n do
-  local id, tomb = ARGV[4 + i], cur[i] or prev[i]
+  local id, tomb = ids[i], cur[i] or prev[i]
   local code = 1
-  if known[i] and known[i] == ARGV[n + 4 + 2 * i] then
+  if known[i] and known[i] == ARGV[2 * i + 5] then
     code = 2
   elseif running[i] then
     code = -4

@@ -1,12 +1,13 @@
 --[[
 Renews leases from now. A task told to stop is renewed too, so that its handler can end in order and still ack.
-KEYS[2]  processing  ZSET id by visibility deadline ms
+KEYS[2]  processing  ZSET id by visibility deadline us
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[9]  meta        HASH
 ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  lease in ms
 ARGV[3]  n, 1 to 500
-ARGV[4]  from here: n ids, n tokens
+ARGV[4]  m, how many tokens
+ARGV[5]  from here: m times token and how many of the ids are its, n ids in that order
 Returns  {renewed, i, code, ...} for the exceptions: -1 lease lost (LEASE_LOST), -2 no lease on record (UNKNOWN),
          -7 renewed, and told to stop (STOP)
 ]]
@@ -15,17 +16,24 @@ Returns  {renewed, i, code, ...} for the exceptions: -1 lease lost (LEASE_LOST),
 --- @include "batch"
 --- @include "entry"
 local n = tonumber(ARGV[3])
-local bad = bad_batch(n, #ARGV, 3 + 2 * n)
+local bad = bad_batch(n, #ARGV, 4 + 2 * tonumber(ARGV[4]) + n)
 if bad then return bad end
-local deadline = string.format('%.0f', math.ceil(now(ARGV[1]) + ARGV[2]))
-local entries = redis.call('HMGET', KEYS[5], unpack(ARGV, 4, n + 3))
+local deadline = int(now(ARGV[1]) + ARGV[2] * 1000)
+local base = 4 + 2 * tonumber(ARGV[4]) -- the ids follow it
+local entries = redis.call('HMGET', KEYS[5], unpack(ARGV, base + 1, base + n))
 redis.call('ZCARD', KEYS[2])
 local z, reply, stale = {}, {}, 0
+local group, token, left = 5, nil, 0
 for i = 1, n do
   local e, code = entries[i], 1
+  if left == 0 then
+    token, left = ARGV[group], tonumber(ARGV[group + 1])
+    group = group + 2
+  end
+  left = left - 1
   if not e then
     code = -2
-  elseif not held(e, ARGV[n + 3 + i]) then
+  elseif not held(e, token) then
     code = -1
     stale = stale + 1
   elseif string.byte(e, 1) == 67 then
@@ -33,7 +41,7 @@ for i = 1, n do
   end
   if code == 1 or code == -7 then
     z[#z + 1] = deadline
-    z[#z + 1] = ARGV[3 + i]
+    z[#z + 1] = ARGV[base + i]
   end
   if code ~= 1 then
     reply[#reply + 1] = i

@@ -1,8 +1,8 @@
 --[[
 Describes tasks by id. Reads only.
-KEYS[1]  pending     ZSET id by due ms
-KEYS[2]  processing  ZSET id by visibility deadline ms
-KEYS[3]  dead        ZSET id by time of death ms
+KEYS[1]  pending     ZSET id by due us
+KEYS[2]  processing  ZSET id by visibility deadline us
+KEYS[3]  dead        ZSET id by time of death us
 KEYS[4]  tasks       HASH id -> encoded task
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[6]  done:0      HASH tombstones
@@ -13,7 +13,7 @@ ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  n, 1 to 500
 ARGV[3]  most bytes of encoded tasks to answer; one task always fits
 ARGV[4]  from here: n ids
-Returns  {now ms, {pending score, processing score, dead score, encoded task, state entry, error, tombstone}, ...}, empty
+Returns  {now us, {pending score, processing score, dead score, encoded task, state entry, error, tombstone}, ...}, empty
          text for what is not there; fewer than n entries when the bytes ran out
 ]]
 --- @include "unpack"
@@ -31,7 +31,7 @@ local running = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, 4, n + 3))
 local died = redis.call('ZMSCORE', KEYS[3], unpack(ARGV, 4, n + 3))
 local entries = redis.call('HMGET', KEYS[5], unpack(ARGV, 4, n + 3))
 local errors = redis.call('HMGET', KEYS[8], unpack(ARGV, 4, n + 3))
-local reply, bytes = { math.floor(t) }, 0
+local reply, bytes = { t }, 0
 for i = 1, n do
   local id = ARGV[3 + i]
   local blob = redis.call('HGET', KEYS[4], id)

@@ -20,7 +20,7 @@ ARGV[4]  shards of the queue, 0 = as stored, 1 when new
 ARGV[5]  tombstone retention in ms, 0 = as stored, 120000 when new
 ARGV[6]  payload limit in bytes, 0 = as stored, 65536 when new
 ARGV[7]  epoch for a new shard, a random id
-Returns  {code, epoch, schema, shards, retention ms, payload limit, now in ms}
+Returns  {code, epoch, schema, shards, retention ms, payload limit, now in us}
          1 was there, 2 created, -10 no such queue (NO_QUEUE), -11 other shard count (SHARDS), -12 other schema (SCHEMA)
 ]]
 --- @include "now"
@@ -28,7 +28,7 @@ local t = now(ARGV[1])
 local m = redis.call('HMGET', KEYS[9], 'epoch', 'schema', 'shards', 'ret', 'maxp')
 local code = 1
 if not m[1] then
-  if ARGV[2] ~= '1' then return { -10, '', 0, 0, 0, 0, math.floor(t) } end
+  if ARGV[2] ~= '1' then return { -10, '', 0, 0, 0, 0, t } end
   code = 2
   m = { ARGV[7], ARGV[3], ARGV[4], ARGV[5], ARGV[6] }
   if m[3] == '0' then m[3] = '1' end
@@ -49,4 +49,4 @@ if code > 0 and ARGV[2] == '1' then
   redis.call('ZREM', KEYS[1], ' no such id ')
   redis.call('ZREMRANGEBYRANK', KEYS[1], 1, 0)
 end
-return { code, m[1], tonumber(m[2]), tonumber(m[3]), tonumber(m[4]), tonumber(m[5]), math.floor(t) }
+return { code, m[1], tonumber(m[2]), tonumber(m[3]), tonumber(m[4]), tonumber(m[5]), t }

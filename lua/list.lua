@@ -1,11 +1,11 @@
 --[[
 Pages through one state of a shard, most overdue first, in O(log n + page). Reads only. The cursor is the last id seen with
 its score, so a page does not shift when others finish.
-KEYS[1]  pending     ZSET id by due ms
-KEYS[2]  processing  ZSET id by visibility deadline ms
-KEYS[3]  dead        ZSET id by time of death ms
+KEYS[1]  pending     ZSET id by due us
+KEYS[2]  processing  ZSET id by visibility deadline us
+KEYS[3]  dead        ZSET id by time of death us
 ARGV[1]  clock override in ms, 0 = the server's
-ARGV[2]  pending (not yet due), due, processing or dead
+ARGV[2]  pending (not yet due), due, processing, expired (leases that have run out: due, too) or dead
 ARGV[3]  page size, 1 to 500
 ARGV[4]  cursor: score of the last one seen, empty = from the start
 ARGV[5]  cursor: id of the last one seen
@@ -14,17 +14,14 @@ Returns  {id, score, ...}
 --- @include "now"
 local t = now(ARGV[1])
 local state, size, score, id = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local ms = string.format('%.3f', t)
-local key, stop = KEYS[1], -1
-local first = 0
-if state == 'processing' then
-  key = KEYS[2]
-  first = redis.call('ZCOUNT', key, '-inf', ms) -- expired leases are due, not running
-elseif state == 'dead' then
+local at = int(t)
+local key, first, stop = KEYS[1], 0, -1
+if state == 'dead' then
   key = KEYS[3]
 else
-  local due = redis.call('ZCOUNT', key, '-inf', ms)
-  if state == 'due' then stop = due else first = due end
+  if state == 'processing' or state == 'expired' then key = KEYS[2] end
+  local due = redis.call('ZCOUNT', key, '-inf', at)
+  if state == 'due' or state == 'expired' then stop = due else first = due end
 end
 if score ~= '' then
   local rank = redis.call('ZRANK', key, id)

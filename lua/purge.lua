@@ -1,6 +1,6 @@
 --[[
 Deletes dead letters for good. Leaves no tombstone: the id is free at once.
-KEYS[3]  dead        ZSET id by time of death ms
+KEYS[3]  dead        ZSET id by time of death us
 KEYS[4]  tasks       HASH id -> encoded task
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[8]  errors      HASH id -> reason and last error

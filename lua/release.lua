@@ -1,7 +1,7 @@
 --[[
 Gives tasks back to pending without charging an attempt: never started, interrupted, or snoozed.
-KEYS[1]  pending     ZSET id by due ms
-KEYS[2]  processing  ZSET id by visibility deadline ms
+KEYS[1]  pending     ZSET id by due us
+KEYS[2]  processing  ZSET id by visibility deadline us
 KEYS[4]  tasks       HASH id -> encoded task
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[6]  done:0      HASH tombstones
@@ -16,6 +16,7 @@ Returns  {released, i, code, ...} for the exceptions: 2 released by an earlier s
 ]]
 --- @include "unpack"
 --- @include "now"
+--- @include "dues"
 --- @include "batch"
 --- @include "entry"
 --- @include "tombs"
@@ -40,7 +41,7 @@ for i = 1, n do
   local code = verdict(e, token, 88, g, id)
   if code == 1 then
     ids[#ids + 1] = id
-    z[#z + 1] = string.format('%.3f', t + ARGV[2 * n + 2 + i] + i * 0.001)
+    z[#z + 1] = due_score(t, ARGV[2 * n + 2 + i], i)
     z[#z + 1] = id
     h[#h + 1] = id
     h[#h + 1] = 'X' .. string.sub(e, 2)

@@ -1,7 +1,7 @@
 --[[
 Puts dead letters back to pending, due now, with their counts at zero.
-KEYS[1]  pending     ZSET id by due ms
-KEYS[3]  dead        ZSET id by time of death ms
+KEYS[1]  pending     ZSET id by due us
+KEYS[3]  dead        ZSET id by time of death us
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[8]  errors      HASH id -> reason and last error
 KEYS[9]  meta        HASH
@@ -25,7 +25,7 @@ local ids, z, reply = {}, {}, {}
 for i = 1, n do
   if died[i] then
     ids[#ids + 1] = ARGV[2 + i]
-    z[#z + 1] = string.format('%.3f', t + i * 0.001)
+    z[#z + 1] = int(t + i)
     z[#z + 1] = ARGV[2 + i]
   else
     reply[#reply + 1] = i

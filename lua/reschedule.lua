@@ -1,19 +1,20 @@
 --[[
 Moves waiting tasks to another due time, atomically; a task that is not waiting stays as it is.
-KEYS[1]  pending     ZSET id by due ms
-KEYS[2]  processing  ZSET id by visibility deadline ms
-KEYS[3]  dead        ZSET id by time of death ms
+KEYS[1]  pending     ZSET id by due us
+KEYS[2]  processing  ZSET id by visibility deadline us
+KEYS[3]  dead        ZSET id by time of death us
 KEYS[6]  done:0      HASH tombstones
 KEYS[7]  done:1      HASH tombstones
 KEYS[9]  meta        HASH
 ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  n, 1 to 500
-ARGV[3]  from here: n distinct ids, n due times ("1500" = delay in ms, "@1790000000000" = instant)
+ARGV[3]  from here: n distinct ids, n due times ("1500" = delay in ms, "@1790000000000" = instant in ms)
 Returns  {moved, i, code, ...} for the exceptions: -4 processing (PROCESSING), -5 dead (DEAD), -6 done (DONE),
          -2 no such task (UNKNOWN)
 ]]
 --- @include "unpack"
 --- @include "now"
+--- @include "dues"
 --- @include "batch"
 --- @include "tombs"
 local n = tonumber(ARGV[2])
@@ -27,7 +28,7 @@ local z, reply = {}, {}
 for i = 1, n do
   local id, due = ARGV[2 + i], ARGV[n + 2 + i]
   if waiting[i] then
-    z[#z + 1] = string.byte(due) == 64 and string.sub(due, 2) or string.format('%.3f', t + due + i * 0.001)
+    z[#z + 1] = due_score(t, due, i)
     z[#z + 1] = id
   else
     local code = -2

@@ -1,7 +1,7 @@
 --[[
 Gives failed tasks back to pending for another attempt, if the caller still holds their leases.
-KEYS[1]  pending     ZSET id by due ms
-KEYS[2]  processing  ZSET id by visibility deadline ms
+KEYS[1]  pending     ZSET id by due us
+KEYS[2]  processing  ZSET id by visibility deadline us
 KEYS[4]  tasks       HASH id -> encoded task
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[6]  done:0      HASH tombstones
@@ -16,6 +16,7 @@ Returns  {retried, i, code, ...} for the exceptions: 2 retried by an earlier sen
 ]]
 --- @include "unpack"
 --- @include "now"
+--- @include "dues"
 --- @include "batch"
 --- @include "entry"
 --- @include "tombs"
@@ -41,7 +42,7 @@ for i = 1, n do
   if code == 1 then
     local d, f, l, start = counts(e)
     ids[#ids + 1] = id
-    z[#z + 1] = string.format('%.3f', t + ARGV[2 * n + 2 + i] + i * 0.001)
+    z[#z + 1] = due_score(t, ARGV[2 * n + 2 + i], i)
     z[#z + 1] = id
     h[#h + 1] = id
     h[#h + 1] = 'R' .. token .. d .. ':' .. (f + 1) .. ':' .. l .. ':' .. start

@@ -10,7 +10,7 @@ end
 
 local function raise(meta, prefix, hits, sum)
   for b, n in pairs(hits) do
-    redis.call('HINCRBY', meta, prefix .. (bounds[b] == math.huge and 'inf' or string.format('%.0f', bounds[b])), n)
+    redis.call('HINCRBY', meta, prefix .. (bounds[b] == math.huge and 'inf' or int(bounds[b])), n)
   end
-  if sum >= 1 then redis.call('HINCRBY', meta, prefix .. 'sum', string.format('%.0f', sum)) end
+  if sum >= 1 then redis.call('HINCRBY', meta, prefix .. 'sum', int(sum)) end
 end

@@ -1,4 +1,4 @@
--- A state entry is flag(1) token(16) "deliveries:failed:lost:leaseStart". Flags: L leased, C leased and told to stop,
+-- A state entry is flag(1) token(16) "deliveries:failed:lost:leaseStart", the start in ms. Flags: L leased, C leased and told to stop,
 -- E lease expired, R retried, X released, B buried. The token outlives the lease, so that each verb can answer its own
 -- repeat; hence holding a lease is flag AND token.
 local function held(entry, token)

@@ -1,7 +1,7 @@
 -- Tombstones live in two generations of a HASH: id -> token of whoever finished it, or the word cancelled. tp says which
 -- generation is current, tr when to rotate; an id is remembered for ret to 2 x ret, and a purge is one UNLINK.
 local function tombs(tp, tr, ret, done0, done1, t)
-  local g = { cur = done0, prev = done1, tp = tp or '0', tr = tonumber(tr or '0'), ret = tonumber(ret or '120000') }
+  local g = { cur = done0, prev = done1, tp = tp or '0', tr = tonumber(tr or '0'), ret = tonumber(ret or '120000') * 1000 }
   if g.tp == '1' then g.cur, g.prev = done1, done0 end
   g.cur_counts = t < g.tr + g.ret -- a current one that outlived its rotation is as stale as a previous one
   g.prev_counts = t < g.tr
@@ -25,8 +25,8 @@ local function open_tombs(g, meta, t)
   end
   g.cur, g.prev = g.prev, g.cur
   g.tp = g.tp == '1' and '0' or '1'
-  g.tr = t + g.ret
+  g.tr = (g.cur_counts and g.tr or t) + g.ret -- counted from now, a late rotation would keep the old ones too long
   redis.call('HSET', g.cur, '', '')
-  redis.call('HSET', meta, 'tp', g.tp, 'tr', string.format('%.0f', g.tr))
+  redis.call('HSET', meta, 'tp', g.tp, 'tr', int(g.tr))
   return g.cur
 end

@@ -1,0 +1,221 @@
+package delayq
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Queue is one named delay queue, safe for concurrent use. Most callers need only Enqueue, Cancel and Reschedule; workers
+// use NewWorker rather than Lease and Ack. It owns no connection and no goroutine, so there is nothing to close.
+type Queue struct {
+	rdb        redis.UniversalClient
+	name       string
+	cfg        Config
+	maxPayload int           // as stored with the queue
+	retention  time.Duration // as stored with the queue
+	scripts    *scripts
+	shards     []*shard
+	turn       turn
+	clock      func() string // the clock override of scripts; tests alone set it
+}
+
+// A shard is one part of a queue: a set of keys in one slot, and the callers that enqueue to it together.
+type shard struct {
+	q     *Queue
+	index int
+	keys  []string
+	group committer
+}
+
+// turn hands out starting points, so that shards are served fairly.
+type turn struct {
+	mu sync.Mutex
+	n  int
+}
+
+func (t *turn) next(of int) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.n++
+	return t.n % of
+}
+
+// Open opens a queue, and creates it when it is new. rdb is any go-redis client (single, Sentinel, Cluster, Ring) and stays
+// the caller's; set ContextTimeoutEnabled on it, or deadlines of contexts do not reach reads already under way.
+//
+// Open checks what it can without special rights and fails with ErrEviction, ErrServerVersion, ErrClockSkew, ErrShards,
+// ErrSchema, ErrNoQueue (with Config.NoCreate) or ErrInvalid; what it cannot check it tells Config.OnWarning.
+func Open(ctx context.Context, rdb redis.UniversalClient, name string, cfg Config) (*Queue, error) {
+	cfg = cfg.withDefaults()
+	if err := errors.Join(validQueue(name), cfg.validate()); err != nil {
+		return nil, err
+	}
+	q := &Queue{rdb: rdb, name: name, cfg: cfg, scripts: newScripts(cfg.ScriptHeader), clock: func() string { return "0" }}
+	if err := q.checkServer(ctx); err != nil {
+		return nil, err
+	}
+	q.maxPayload, q.retention = cfg.MaxPayload, cfg.Retention
+	first := &shard{q: q, keys: keysOf(name, 0)}
+	shards, err := first.init(ctx, cfg.Shards, !cfg.NoCreate)
+	if err != nil {
+		return nil, err
+	}
+	q.shards = append(q.shards, first)
+	for i := 1; i < shards; i++ {
+		sh := &shard{q: q, index: i, keys: keysOf(name, i)}
+		if _, err := sh.init(ctx, shards, !cfg.NoCreate); err != nil {
+			return nil, err
+		}
+		q.shards = append(q.shards, sh)
+	}
+	return q, nil
+}
+
+// Name is the queue's name.
+func (q *Queue) Name() string { return q.name }
+
+// Shards is how many shards the queue has.
+func (q *Queue) Shards() int { return len(q.shards) }
+
+// MaxPayload is the most bytes a payload may have.
+func (q *Queue) MaxPayload() int { return q.maxPayload }
+
+func (q *Queue) shard(id string) *shard { return q.shards[shardOf(id, len(q.shards))] }
+
+// init creates or checks the shard and returns the stored shard count.
+func (sh *shard) init(ctx context.Context, shards int, create bool) (int, error) {
+	q := sh.q
+	sent := time.Now()
+	reply, err := sh.run(ctx, q.scripts.init, []any{
+		q.clock(), bit(create), schemaVersion, strconv.Itoa(shards), ms(q.retention), q.maxPayload, randomHex(),
+	}, nil)
+	if err != nil {
+		return 0, err
+	}
+	f, ok := reply.([]any)
+	if !ok || len(f) != 7 {
+		return 0, errReply
+	}
+	n := make([]int64, len(f))
+	for _, i := range []int{0, 2, 3, 4, 5, 6} {
+		if n[i], err = number(f[i]); err != nil {
+			return 0, err
+		}
+	}
+	switch n[0] {
+	case codeNoQueue:
+		return 0, fmt.Errorf("delayq: open %s: %w", q.name, ErrNoQueue)
+	case codeShards:
+		return 0, fmt.Errorf("delayq: open %s: %w: the queue has %d, Config.Shards says %d", q.name, ErrShards, n[3], shards)
+	case codeSchema:
+		return 0, fmt.Errorf("delayq: open %s: %w: the data has %d, this package reads %s", q.name, ErrSchema, n[2], schemaVersion)
+	}
+	q.retention, q.maxPayload = time.Duration(n[4])*time.Millisecond, int(n[5])
+	if sh.index == 0 && q.clock() == "0" {
+		if err := q.checkSkew(time.UnixMicro(n[6]), sent); err != nil {
+			return 0, err
+		}
+	}
+	return int(n[3]), nil
+}
+
+// checkSkew compares clocks; the call's own duration is the error of the comparison.
+func (q *Queue) checkSkew(server, sent time.Time) error {
+	skew := server.Sub(sent)
+	if slack := time.Since(sent); skew > 0 {
+		skew = max(0, skew-slack)
+	}
+	if skew.Abs() > q.cfg.MaxSkew {
+		return fmt.Errorf("delayq: open %s: %w: redis is %s ahead of this machine, Config.MaxSkew is %s", q.name, ErrClockSkew, skew.Round(time.Millisecond), q.cfg.MaxSkew)
+	}
+	if skew.Abs() > time.Second {
+		q.cfg.OnWarning(Warning{"skew", fmt.Sprintf("redis' clock is %s ahead of this machine's", skew.Round(time.Millisecond))})
+	}
+	return nil
+}
+
+// checkServer looks at what INFO tells without CONFIG rights. A server that does not answer INFO is warned of, not refused.
+func (q *Queue) checkServer(ctx context.Context) error {
+	cmd := redis.NewStringCmd(ctx, "info")
+	err := q.rdb.Process(ctx, cmd)
+	info := cmd.Val()
+	if err != nil {
+		var reply redis.Error
+		if !errors.As(err, &reply) {
+			return fmt.Errorf("delayq: open %s: %w", q.name, err)
+		}
+		q.cfg.OnWarning(Warning{"unchecked", "the server does not answer INFO: version and eviction policy are not checked"})
+		return nil
+	}
+	if v := infoField(info, "redis_version"); v != "" && older(v, 6, 2) {
+		return fmt.Errorf("delayq: open %s: %w: redis %s, need 6.2", q.name, ErrServerVersion, v)
+	}
+	policy := infoField(info, "maxmemory_policy")
+	switch {
+	case policy == "":
+		q.cfg.OnWarning(Warning{"unchecked", "the server does not tell its eviction policy; it must be noeviction"})
+	case policy == "noeviction":
+	case q.cfg.AllowEviction:
+		q.cfg.OnWarning(Warning{"eviction", "maxmemory-policy is " + policy + ": tasks can vanish"})
+	default:
+		return fmt.Errorf("delayq: open %s: %w: maxmemory-policy is %s, set noeviction (or Config.AllowEviction)", q.name, ErrEviction, policy)
+	}
+	return nil
+}
+
+func infoField(info, field string) string {
+	_, rest, ok := strings.Cut(info, field+":")
+	if !ok {
+		return ""
+	}
+	value, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(value)
+}
+
+func older(version string, major, minor int) bool {
+	a, rest, _ := strings.Cut(version, ".")
+	b, _, _ := strings.Cut(rest, ".")
+	x, err1 := strconv.Atoi(a)
+	y, err2 := strconv.Atoi(b)
+	if err1 != nil || err2 != nil {
+		return false
+	}
+	return x < major || x == major && y < minor
+}
+
+// withEpoch repeats call once after making the shard again, when Redis has lost it (FLUSHALL, a restart without data).
+func (sh *shard) withEpoch(ctx context.Context, call func() error) error {
+	err := call()
+	if !errors.Is(err, errNoEpoch) {
+		return err
+	}
+	if err := sh.restore(ctx); err != nil {
+		return err
+	}
+	return call()
+}
+
+func (sh *shard) restore(ctx context.Context) error {
+	q := sh.q
+	q.cfg.OnWarning(Warning{"data_lost", fmt.Sprintf("redis has lost shard %d of queue %s; it is made again, empty", sh.index, q.name)})
+	_, err := sh.init(ctx, len(q.shards), true)
+	return err
+}
+
+func randomHex() string { return hex.EncodeToString(randomToken()) }
+
+// randomToken is 128 random bits: the name of one lease call. Never a counter, which would restart when Redis loses data.
+func randomToken() []byte {
+	b := make([]byte, 16)
+	_, _ = rand.Read(b) // never fails, see crypto/rand
+	return b
+}

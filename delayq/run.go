@@ -1,0 +1,380 @@
+package delayq
+
+import (
+	"context"
+	"errors"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A run is the state of one Worker.Run. Three kinds of goroutine share it: the poll loop leases, the heartbeat loop renews and
+// watches, each source's settler reports. Each handler has a goroutine of its own.
+type run struct {
+	cfg      WorkerConfig
+	handler  Handler
+	types    func(string) TypeConfig
+	base     context.Context //nolint:containedctx // values for handlers, without the end of Run's context
+	began    time.Time
+	deadline time.Time // of Run's context, zero for none
+	sources  []*source
+
+	mu       sync.Mutex
+	inflight map[*running]struct{} // leased and not yet settled
+	active   int                   // handlers running, without the stuck ones
+	stuck    int                   // handlers given up that still run
+	stopping error                 // cause handed to handlers, once set
+	stats    RunStats
+
+	freed chan struct{} // a slot or the last handler came free
+	kick  chan struct{} // the heartbeat loop should look again
+}
+
+// running is one leased task. Fields below the first block are guarded by run.mu.
+type running struct {
+	lease   *Lease
+	src     *source
+	started time.Time
+	lasts   time.Duration // of the lease
+	cfg     TypeConfig    // with the worker's values filled in
+	cancel  context.CancelCauseFunc
+	seen    atomic.Int64 // last sign of life, ns since run began
+
+	run      *run
+	phase    phase
+	cause    error     // why its context was ended, nil while it was not
+	endBy    time.Time // when it is given up, zero while its context lives
+	deadline time.Time // of the lease
+	nextBeat time.Time
+	beating  bool
+}
+
+type phase int
+
+const (
+	phaseRunning phase = iota
+	phaseSettling
+	phaseGivenUp
+)
+
+func newRun(ctx context.Context, w *Worker) *run {
+	r := &run{
+		cfg: w.withDefaults(), handler: w.handler, base: context.WithoutCancel(ctx), began: time.Now(),
+		inflight: map[*running]struct{}{}, freed: make(chan struct{}, 1), kick: make(chan struct{}, 1),
+		types: func(string) TypeConfig { return TypeConfig{} },
+	}
+	if m, ok := w.handler.(*Mux); ok {
+		r.types = m.typeConfig
+	}
+	for _, q := range w.queues {
+		for _, sh := range q.shards {
+			s := &source{sh: sh, run: r, nextAt: r.began, register: true}
+			s.settler = newSettler(s)
+			r.sources = append(r.sources, s)
+		}
+	}
+	return r
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// alive notes a sign of life.
+func (t *running) alive() { t.seen.Store(int64(time.Since(t.run.began))) }
+
+// start runs a leased task's handler, or settles at once what must not run.
+func (r *run) start(s *source, l *Lease) {
+	cfg := r.types(l.Type)
+	t := &running{lease: l, src: s, run: r, started: time.Now(), lasts: r.cfg.Lease, cfg: cfg, deadline: l.Deadline}
+	if cfg.Lease > 0 {
+		t.lasts = cfg.Lease
+	}
+	if cfg.Timeout <= 0 {
+		t.cfg.Timeout = r.cfg.Timeout
+	}
+	if cfg.Stall <= 0 {
+		t.cfg.Stall = r.cfg.Stall
+	}
+	if cfg.Retry == nil {
+		t.cfg.Retry = r.cfg.Retry
+	}
+	if cfg.MaxAttempts <= 0 {
+		t.cfg.MaxAttempts = r.cfg.MaxAttempts
+	}
+	t.nextBeat = t.started.Add(min(t.lasts, r.cfg.Lease) / 3)
+	t.alive()
+	ctx, cancel := context.WithCancelCause(context.WithValue(r.base, taskKey{}, t))
+	t.cancel = cancel
+
+	r.mu.Lock()
+	r.inflight[t] = struct{}{}
+	r.active++
+	r.stats.Leased++
+	stopping := r.stopping
+	r.mu.Unlock()
+	switch {
+	case stopping != nil:
+		r.settle(t, settlement{verb: verbRelease})
+	case l.broken != nil:
+		r.settle(t, r.failed(t, l.broken, ReasonUnread))
+	case l.Lost >= r.cfg.MaxLost:
+		r.settle(t, settlement{verb: verbBuryUnrun, reason: ReasonLost, err: errLostTooOften})
+	default:
+		go r.handle(ctx, t)
+		return
+	}
+	cancel(nil)
+}
+
+var errLostTooOften = errors.New("its leases ran out too often; the handler was not run again")
+
+func (r *run) handle(ctx context.Context, t *running) {
+	ctx, cancel := context.WithDeadlineCause(ctx, t.started.Add(t.cfg.Timeout), ErrTimeout)
+	err := r.guarded(ctx, t)
+	cause := context.Cause(ctx)
+	cancel()
+	t.cancel(nil)
+	r.mu.Lock()
+	if t.phase == phaseGivenUp {
+		r.stuck--
+		r.mu.Unlock()
+		return
+	}
+	r.mu.Unlock()
+	r.settle(t, r.verdict(t, err, cause))
+}
+
+// guarded turns a panic into an error with its stack.
+func (r *run) guarded(ctx context.Context, t *running) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &panicError{v, debug.Stack()}
+		}
+	}()
+	return r.handler.HandleTask(ctx, &t.lease.Task)
+}
+
+// verdict turns a handler's error into what to tell Redis. cause is why its context had ended, if it had.
+func (r *run) verdict(t *running, err, cause error) settlement {
+	var (
+		snooze    *snoozeError
+		permanent *permanentError
+		after     *retryAfterError
+		rest      *remainingError
+		panicked  *panicError
+	)
+	switch {
+	case err == nil:
+		return settlement{verb: verbAck}
+	case errors.As(err, &panicked):
+		return r.failed(t, err, ReasonPanic)
+	case errors.As(err, &snooze):
+		return settlement{verb: verbRelease, delay: snooze.d}
+	case errors.As(err, &permanent):
+		return r.failed(t, err, ReasonPermanent)
+	case errors.Is(cause, ErrCancelled), errors.Is(cause, ErrLeaseLost):
+		return settlement{verb: verbRelease} // ends as cancelled, or is refused
+	case errors.Is(cause, ErrStopping):
+		if r.hadItsTime(t) {
+			return r.failed(t, err, ReasonTimeout)
+		}
+		return settlement{verb: verbRelease}
+	case errors.Is(cause, ErrTimeout):
+		return r.failed(t, err, ReasonTimeout)
+	}
+	s := r.failed(t, err, reasonOf(err))
+	if errors.As(err, &after) && s.verb == verbRetry {
+		s.delay = after.after
+	}
+	if errors.As(err, &rest) {
+		s.payload = append([]byte{}, rest.payload...)
+	}
+	return s
+}
+
+// hadItsTime reports whether a task that was cut off by the deadline had at least half of all the time there was.
+func (r *run) hadItsTime(t *running) bool {
+	if r.deadline.IsZero() {
+		return false
+	}
+	return time.Since(t.started) >= r.deadline.Add(-r.cfg.Margin).Sub(r.began)/2
+}
+
+// failed is another attempt, or the dead letters when there is none left.
+func (r *run) failed(t *running, err error, reason string) settlement {
+	attrs := []any{"queue", t.lease.Queue, "task_id", printable(t.lease.ID), "type", printable(t.lease.Type), "biz_key", printable(t.lease.Key),
+		"attempt", t.lease.Attempt, "reason", reason, "error", firstLine(err)}
+	failed := t.lease.Failed + 1
+	if reason == ReasonPermanent || failed >= t.cfg.MaxAttempts {
+		r.cfg.Logger.Error("delayq: task is dead", attrs...)
+		return settlement{verb: verbBury, reason: reason, err: err}
+	}
+	delay := t.cfg.Retry(failed)
+	r.cfg.Logger.Warn("delayq: task failed, will retry", append(attrs, "retry_in", delay.Round(time.Millisecond).String())...)
+	return settlement{verb: verbRetry, delay: delay, reason: reason, err: err}
+}
+
+// firstLine is an error for the log; a stack stays in Redis.
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return printable(line)
+}
+
+// settle frees the task's slot and hands what to tell Redis to the source's settler.
+func (r *run) settle(t *running, s settlement) {
+	s.lease = t.lease
+	r.mu.Lock()
+	if t.phase != phaseRunning { // given up between the handler's return and here
+		r.mu.Unlock()
+		return
+	}
+	t.phase = phaseSettling
+	r.active--
+	r.mu.Unlock()
+	signal(r.freed)
+	t.src.settler.push(t, s)
+}
+
+// settled counts an answer and forgets the task.
+func (r *run) settled(t *running, s settlement, err error) {
+	r.mu.Lock()
+	delete(r.inflight, t)
+	last := len(r.inflight) == 0
+	switch {
+	case err == nil:
+		switch s.verb {
+		case verbAck:
+			r.stats.Succeeded++
+		case verbRetry:
+			r.stats.Retried++
+		case verbRelease:
+			r.stats.Released++
+		default:
+			r.stats.Dead++
+		}
+		if s.reason == ReasonTimeout {
+			r.stats.TimedOut++
+		}
+	case errors.Is(err, ErrCancelled):
+		r.stats.Cancelled++
+	default:
+		r.stats.LeaseLost++
+	}
+	r.mu.Unlock()
+	if err != nil && !errors.Is(err, ErrCancelled) {
+		r.cfg.Logger.Warn("delayq: outcome not recorded", "verb", s.verb.String(), "queue", t.lease.Queue, "task_id", printable(t.lease.ID),
+			"type", printable(t.lease.Type), "biz_key", printable(t.lease.Key), "attempt", t.lease.Attempt, "error", err.Error())
+	}
+	if last {
+		signal(r.freed)
+	}
+}
+
+// drain waits for running handlers: until they end by themselves, then with their contexts ended, then no more.
+func (r *run) drain(ctx context.Context) {
+	var endContexts, giveUp time.Time
+	if !r.deadline.IsZero() {
+		endContexts = r.deadline.Add(-r.cfg.Margin)
+		giveUp = r.deadline.Add(-r.cfg.Margin / 2)
+	}
+	r.mu.Lock()
+	r.stopping = ErrStopping
+	r.mu.Unlock()
+	cancelled := ctx.Done()
+	for {
+		r.mu.Lock()
+		active := r.active
+		r.mu.Unlock()
+		if active == 0 {
+			return
+		}
+		now := time.Now()
+		if !endContexts.IsZero() && !now.Before(endContexts) {
+			r.endAll(ErrStopping)
+			endContexts = time.Time{}
+			if giveUp.IsZero() || giveUp.After(now.Add(r.cfg.Grace)) {
+				giveUp = now.Add(r.cfg.Grace)
+			}
+		}
+		if !giveUp.IsZero() && endContexts.IsZero() && !now.Before(giveUp) {
+			r.abandonAll()
+			return
+		}
+		wake := endContexts
+		if wake.IsZero() {
+			wake = giveUp
+		}
+		var timer <-chan time.Time
+		if !wake.IsZero() {
+			timer = time.After(time.Until(wake))
+		}
+		select {
+		case <-r.freed:
+		case <-timer:
+		case <-cancelled:
+			cancelled = nil
+			if grace := time.Now().Add(r.cfg.Grace); endContexts.IsZero() && giveUp.IsZero() || grace.Before(endContexts) {
+				endContexts = grace
+			}
+		}
+	}
+}
+
+// call bounds a call to Redis: a server that does not answer must not keep Run beyond its deadline, less what is kept for
+// the steps that follow.
+func (r *run) call(ctx context.Context, most, keep time.Duration) (context.Context, context.CancelFunc) {
+	end := time.Now().Add(most)
+	if last := r.deadline.Add(-keep); !r.deadline.IsZero() && last.Before(end) {
+		end = last
+	}
+	return context.WithDeadline(ctx, end)
+}
+
+// settleBy is when the last report must be out.
+func (r *run) settleBy() time.Time {
+	if r.deadline.IsZero() {
+		return time.Now().Add(r.cfg.Grace)
+	}
+	return r.deadline.Add(-r.cfg.Margin / 8)
+}
+
+// end ends a handler's context; callers hold mu.
+func (t *running) end(cause error, grace time.Duration) {
+	if t.cause != nil || t.phase != phaseRunning {
+		return
+	}
+	t.cause = cause
+	t.endBy = time.Now().Add(grace)
+	t.cancel(cause)
+}
+
+func (r *run) endAll(cause error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for t := range r.inflight {
+		t.end(cause, r.cfg.Grace)
+	}
+}
+
+// abandonAll leaves what still runs to the end of its lease: nobody else may have it before the handler is surely gone.
+func (r *run) abandonAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for t := range r.inflight {
+		if t.phase == phaseRunning {
+			t.phase = phaseGivenUp
+			r.active--
+			r.stuck++
+			r.stats.Stuck++
+			delete(r.inflight, t)
+			r.cfg.Logger.Error("delayq: handler did not stop; its lease is left to run out", "queue", t.lease.Queue,
+				"task_id", printable(t.lease.ID), "type", printable(t.lease.Type), "biz_key", printable(t.lease.Key), "attempt", t.lease.Attempt)
+		}
+	}
+}

@@ -1,0 +1,210 @@
+package delayq
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Stats describes a queue at one moment. Counters and histograms count since the queue's data began; they live in Redis, so
+// short-lived consumers lose nothing.
+type Stats struct {
+	Queue string    `json:"queue"`
+	Now   time.Time `json:"now"` // by Redis' clock
+
+	Pending    int64 `json:"pending"` // not yet due
+	Due        int64 `json:"due"`     // expired leases included
+	Processing int64 `json:"processing"`
+	Dead       int64 `json:"dead"`
+	// OldestDueAge is how long the most overdue task has been due, 0 when none is.
+	OldestDueAge time.Duration `json:"oldest_due_age_ns"`
+	Consumers    int64         `json:"consumers"` // that called within about an hour
+
+	Created     int64 `json:"created"`
+	Replaced    int64 `json:"replaced"`
+	Duplicates  int64 `json:"duplicates"` // enqueues of a known id, left alone
+	Leased      int64 `json:"leased"`
+	Succeeded   int64 `json:"succeeded"`
+	Retried     int64 `json:"retried"`
+	Released    int64 `json:"released"`
+	Buried      int64 `json:"buried"`
+	Cancelled   int64 `json:"cancelled"`
+	Expired     int64 `json:"expired"` // leases that ran out
+	Stale       int64 `json:"stale"`   // calls refused because the lease was not the caller's
+	Missing     int64 `json:"missing"` // tasks whose record was gone
+	Trimmed     int64 `json:"trimmed"` // dead letters deleted by the cap
+	Replayed    int64 `json:"replayed"`
+	Purged      int64 `json:"purged"`
+	Rescheduled int64 `json:"rescheduled"`
+
+	// Failed counts failed attempts, retried or buried, by reason.
+	Failed map[string]int64 `json:"failed"`
+	// Lateness is from due time to lease, Duration from lease to ack.
+	Lateness Histogram `json:"lateness"`
+	Duration Histogram `json:"duration"`
+
+	Shards []ShardStats `json:"shards"`
+}
+
+// ShardStats are the sizes of one shard.
+type ShardStats struct {
+	Epoch      string `json:"epoch"` // changes when Redis loses the shard
+	Pending    int64  `json:"pending"`
+	Due        int64  `json:"due"`
+	Processing int64  `json:"processing"`
+	Dead       int64  `json:"dead"`
+	Tasks      int64  `json:"tasks"` // records
+	States     int64  `json:"states"`
+	Errors     int64  `json:"errors"`
+	Tombstones int64  `json:"tombstones"`
+
+	balance int64 // created less ended: must equal Tasks
+}
+
+// A Histogram counts durations by upper bounds.
+type Histogram struct {
+	Buckets []Bucket      `json:"buckets"` // rising, not cumulative
+	Sum     time.Duration `json:"sum_ns"`  // whole milliseconds
+	Count   int64         `json:"count"`
+}
+
+// A Bucket counts durations up to UpTo and above the bucket before; the last has no bound, UpTo is then math.MaxInt64.
+type Bucket struct {
+	UpTo  time.Duration `json:"up_to_ns"`
+	Count int64         `json:"count"`
+}
+
+// Quantile is the upper bound of the bucket in which the q-th part of all lies, 0 when there is nothing.
+func (h Histogram) Quantile(q float64) time.Duration {
+	rest := int64(math.Ceil(q * float64(h.Count)))
+	for _, b := range h.Buckets {
+		if rest -= b.Count; rest <= 0 {
+			return b.UpTo
+		}
+	}
+	return 0
+}
+
+func (h *Histogram) add(bound string, n int64) {
+	if bound == "sum" {
+		h.Sum += time.Duration(n) * time.Millisecond
+		return
+	}
+	up := time.Duration(math.MaxInt64)
+	if v, err := strconv.ParseInt(bound, 10, 64); err == nil {
+		up = time.Duration(v) * time.Millisecond
+	}
+	h.Count += n
+	i, found := slices.BinarySearchFunc(h.Buckets, up, func(b Bucket, up time.Duration) int { return int(min(max(b.UpTo-up, -1), 1)) })
+	if !found {
+		h.Buckets = slices.Insert(h.Buckets, i, Bucket{UpTo: up})
+	}
+	h.Buckets[i].Count += n
+}
+
+// Stats reads the queue's state in a time that hardly depends on its size.
+func (q *Queue) Stats(ctx context.Context) (*Stats, error) {
+	s := &Stats{Queue: q.name, Failed: map[string]int64{}}
+	counters := map[string]*int64{
+		"created": &s.Created, "replaced": &s.Replaced, "duplicate": &s.Duplicates, "retried": &s.Retried, "released": &s.Released,
+		"buried": &s.Buried, "cancelled": &s.Cancelled, "expired": &s.Expired, "stale": &s.Stale, "missing": &s.Missing,
+		"trimmed": &s.Trimmed, "replayed": &s.Replayed, "purged": &s.Purged, "rescheduled": &s.Rescheduled,
+	}
+	for _, sh := range q.shards {
+		var f []any
+		err := sh.withEpoch(ctx, func() error {
+			reply, err := sh.run(ctx, q.scripts.stats, []any{q.clock()}, nil)
+			if err != nil {
+				return err
+			}
+			var ok bool
+			if f, ok = reply.([]any); !ok || len(f) == 0 {
+				return errReply
+			}
+			if f[0] == int64(codeNoEpoch) {
+				return errNoEpoch
+			}
+			if len(f) != 13 {
+				return errReply
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		if err := s.addShard(f, counters); err != nil {
+			return nil, err
+		}
+	}
+	s.Leased, s.Succeeded = s.Lateness.Count, s.Duration.Count
+	return s, nil
+}
+
+func (s *Stats) addShard(f []any, counters map[string]*int64) error {
+	var n [12]int64
+	for i := range n {
+		v, err := number(f[i])
+		if err != nil {
+			return err
+		}
+		n[i] = v
+	}
+	meta, ok := f[12].([]any)
+	if !ok {
+		return errReply
+	}
+	now := time.UnixMicro(n[1])
+	if now.After(s.Now) {
+		s.Now = now
+	}
+	shard := ShardStats{Pending: n[2], Due: n[3], Processing: n[4], Dead: n[5], Tasks: n[8], States: n[9], Errors: n[10], Tombstones: n[11]}
+	s.Pending += n[2]
+	s.Due += n[3]
+	s.Processing += n[4]
+	s.Dead += n[5]
+	s.Consumers = max(s.Consumers, n[7])
+	if n[6] >= 0 {
+		s.OldestDueAge = max(s.OldestDueAge, now.Sub(time.UnixMicro(n[6])))
+	}
+	for i := 0; i+1 < len(meta); i += 2 {
+		field, value := text(meta[i]), text(meta[i+1])
+		family, name, _ := strings.Cut(field, ":")
+		if field == "epoch" {
+			shard.Epoch = value
+		}
+		if family != "c" && family != "f" && family != "l" && family != "d" {
+			continue
+		}
+		v, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			return fmt.Errorf("delayq: counter %s: %w", field, errReply)
+		}
+		switch family {
+		case "c":
+			if c := counters[name]; c != nil {
+				*c += v
+			}
+			switch name {
+			case "created":
+				shard.balance += v
+			case "cancelled", "missing", "trimmed", "purged":
+				shard.balance -= v
+			}
+		case "f":
+			s.Failed[name] += v
+		case "l":
+			s.Lateness.add(name, v)
+		case "d":
+			s.Duration.add(name, v)
+			if name != "sum" {
+				shard.balance -= v
+			}
+		}
+	}
+	s.Shards = append(s.Shards, shard)
+	return nil
+}

@@ -1,0 +1,137 @@
+package delayq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// A handler's verdict is its error: nil means done, any error another attempt by the retry curve, and the ones made here
+// something else. They may be wrapped.
+
+type permanentError struct{ err error }
+
+func (e *permanentError) Error() string { return e.err.Error() }
+func (e *permanentError) Unwrap() error { return e.err }
+
+// Permanent says that another attempt would fail too: the task goes to the dead letters at once. Permanent(nil) is nil.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &permanentError{err}
+}
+
+type retryAfterError struct {
+	after time.Duration
+	err   error
+}
+
+func (e *retryAfterError) Error() string { return fmt.Sprintf("retry after %s: %v", e.after, e.err) }
+func (e *retryAfterError) Unwrap() error { return e.err }
+
+// RetryAfter asks for the next attempt after d instead of the curve's delay; never earlier. The attempt counts.
+func RetryAfter(d time.Duration, err error) error {
+	if err == nil {
+		err = errors.New("retry requested")
+	}
+	return &retryAfterError{d, err}
+}
+
+type snoozeError struct{ d time.Duration }
+
+func (e *snoozeError) Error() string { return "snoozed for " + e.d.String() }
+
+// Snooze puts the task off by d without counting an attempt, for work that is not ready yet or a downstream that is ill.
+func Snooze(d time.Duration) error { return &snoozeError{d} }
+
+type remainingError struct {
+	payload []byte
+	err     error
+}
+
+func (e *remainingError) Error() string { return "partly done: " + e.err.Error() }
+func (e *remainingError) Unwrap() error { return e.err }
+
+// Remaining says that a part succeeded: the task is retried with the payload of the rest alone. The attempt counts.
+func Remaining(payload []byte, err error) error {
+	if err == nil {
+		err = errors.New("some parts remain")
+	}
+	return &remainingError{payload, err}
+}
+
+type timeoutError struct{ err error }
+
+func (e *timeoutError) Error() string   { return e.err.Error() }
+func (e *timeoutError) Unwrap() []error { return []error{ErrTimeout, e.err} }
+
+// Timeout says that the work was cut off by a limit of its own (a process that was killed): it is retried like a failure
+// and recorded as a timeout.
+func Timeout(err error) error {
+	if err == nil {
+		err = errors.New("timed out")
+	}
+	return &timeoutError{err}
+}
+
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic: %v\n%s", e.value, e.stack) }
+
+// Reasons recorded with a failed attempt or a dead letter: a closed set.
+const (
+	ReasonError     = "error"      // the handler returned an error
+	ReasonPermanent = "permanent"  // the handler returned Permanent
+	ReasonPanic     = "panic"      // the handler panicked
+	ReasonTimeout   = "timeout"    // the handler outlived its limit
+	ReasonPartial   = "partial"    // the handler returned Remaining
+	ReasonNoHandler = "no_handler" // nobody handles the task's type
+	ReasonLost      = "lost"       // its leases ran out too often: it takes its consumers down
+	ReasonUnread    = "unreadable" // the record could not be read
+)
+
+// reasonOf classes a handler's error.
+func reasonOf(err error) string {
+	var (
+		permanent *permanentError
+		panicked  *panicError
+		partial   *remainingError
+	)
+	switch {
+	case errors.As(err, &panicked):
+		return ReasonPanic
+	case errors.Is(err, ErrNoHandler):
+		return ReasonNoHandler
+	case errors.As(err, &permanent):
+		return ReasonPermanent
+	case errors.Is(err, ErrTimeout):
+		return ReasonTimeout
+	case errors.As(err, &partial):
+		return ReasonPartial
+	}
+	return ReasonError
+}
+
+type taskKey struct{}
+
+// TaskFrom returns the task that a handler's context belongs to, nil outside a handler.
+func TaskFrom(ctx context.Context) *Task {
+	if r, ok := ctx.Value(taskKey{}).(*running); ok {
+		return &r.lease.Task
+	}
+	return nil
+}
+
+// Progress is how a long handler says that it is alive, which restarts its stall limit. It returns the cause when the
+// handler should stop: ErrLeaseLost, ErrCancelled, ErrTimeout or ErrStopping. Outside a worker it does nothing.
+func Progress(ctx context.Context) error {
+	if r, ok := ctx.Value(taskKey{}).(*running); ok {
+		r.alive()
+	}
+	return context.Cause(ctx)
+}
