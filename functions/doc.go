@@ -1,0 +1,30 @@
+// Package functions runs delayq inside functions that live for seconds, such as AWS Lambda's.
+//
+// A function is compiled, so handlers plug in by import: write a main that gives a mux to
+// [Worker], and what comes back to lambda.Start.
+//
+//	func main() {
+//		mux := delayq.NewMux()
+//		delayq.Handle(mux, "order.cancel", cancelOrder)
+//		lambda.Start(functions.Worker(mux))
+//	}
+//
+// Everything else is set in the function's environment, in variables that start with DELAYQ_:
+// the fields of [Config] are their documentation. functions/worker is such a main,
+// scripts/build-functions builds it, and template.yaml deploys it.
+//
+// # How a schedule becomes milliseconds
+//
+// A schedule fires once a minute, but tasks run within milliseconds of their time, because an
+// invocation does not end when the queue is empty: it sleeps until the next task is due. The
+// next tick starts another invocation, which takes the baton; the older one is told so by its
+// next look at the queue, finishes what it has begun and returns. One runner works at a time,
+// there is no gap, and if ticks are lost the old one goes on until its own deadline. So give the
+// function a timeout of several ticks, and a reserved concurrency greater than Config.Runners.
+//
+// # What an invocation can leave behind
+//
+// Nothing, if it ends by itself: tasks it had not started are given back, tasks it had are done
+// or given back without a charge to their attempts, and no lease is renewed between invocations,
+// when the process is frozen. If it is killed, its tasks run again when their leases end.
+package functions
