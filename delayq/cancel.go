@@ -64,11 +64,7 @@ func (q *Queue) CancelMany(ctx context.Context, ids []string) ([]Cancellation, e
 		for _, i := range batch {
 			args = append(args, ids[i])
 		}
-		reply, err := sh.run(ctx, q.scripts.cancel, args, nil)
-		if err != nil {
-			return nil, err
-		}
-		return exceptions(reply, len(batch))
+		return sh.batch(ctx, q.scripts.cancel, args, len(batch), codeCancelledBefore)
 	}, func(i, code int) error {
 		got[i] = cancellations[code]
 		return nil
@@ -95,11 +91,7 @@ func (q *Queue) reschedule(ctx context.Context, id string, d time.Duration, at t
 		return &TaskError{"reschedule", q.name, id, err}
 	}
 	return batchError("reschedule", q.eachBatch("reschedule", []string{id}, func(sh *shard, _ []int) ([]int, error) {
-		reply, err := sh.run(ctx, q.scripts.reschedule, []any{q.clock(), 1, id, due}, nil)
-		if err != nil {
-			return nil, err
-		}
-		return exceptions(reply, 1)
+		return sh.batch(ctx, q.scripts.reschedule, []any{q.clock(), 1, id, due}, 1, codeOK)
 	}, func(_, code int) error { return waitingErrors[code] }))
 }
 

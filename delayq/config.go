@@ -34,8 +34,8 @@ type Config struct {
 	// NoCreate makes Open fail with ErrNoQueue instead of creating a queue that is not there.
 	NoCreate bool
 
-	// AllowEviction opens the queue on a server that may evict its keys (any maxmemory-policy but noeviction). Tasks can
-	// then vanish; it is for caches in development.
+	// AllowEviction opens the queue on a server that may evict its keys (a maxmemory-policy of allkeys). Tasks can then
+	// vanish; it is for caches in development.
 	AllowEviction bool
 
 	// MaxSkew is how far this machine's clock may be from Redis' clock. Due times are judged by Redis' clock alone, but

@@ -18,10 +18,6 @@ func (q *Queue) onDead(ctx context.Context, op string, s script, head []any, ids
 		for _, i := range batch {
 			args = append(args, ids[i])
 		}
-		reply, err := sh.run(ctx, s, args, nil)
-		if err != nil {
-			return nil, err
-		}
-		return exceptions(reply, len(batch))
+		return sh.batch(ctx, s, args, len(batch), codeUnknown)
 	}, func(_, code int) error { return waitingErrors[code] }))
 }

@@ -26,7 +26,8 @@
 // # Servers
 //
 // Redis 6.2 and later and what speaks like it, single, with Sentinel, or as a cluster; all keys of a shard share a hash tag, and
-// scripts name every key they touch. The server must not evict: maxmemory-policy noeviction.
+// scripts name every key they touch. The server must not evict keys without a time to live: maxmemory-policy noeviction, or a
+// volatile one.
 //
 // # Compatibility
 //

@@ -27,7 +27,7 @@ func (q *Queue) Enqueue(ctx context.Context, t Task, opts ...Option) (Result, er
 	if err != nil {
 		return Result{ID: t.ID, Err: err}, err
 	}
-	res := q.shard(t.ID).group.do(ctx, e, q.shard(t.ID).enqueue)
+	res := q.shard(t.ID).commit(ctx, e)
 	return res, res.Err
 }
 

@@ -36,7 +36,7 @@ var (
 	ErrShards = errors.New("wrong shard count")
 	// ErrSchema: the queue's data has another schema version than this package.
 	ErrSchema = errors.New("wrong schema version")
-	// ErrEviction: Redis may evict the queue's keys; set maxmemory-policy to noeviction.
+	// ErrEviction: Redis may evict the queue's keys; set maxmemory-policy to noeviction, or at least to a volatile one.
 	ErrEviction = errors.New("eviction policy can lose tasks")
 	// ErrServerVersion: the server is too old. Redis 6.2, Valkey 7.2 and later work.
 	ErrServerVersion = errors.New("server too old")
@@ -70,7 +70,7 @@ type InputError struct {
 }
 
 func (e *InputError) Error() string {
-	return fmt.Sprintf("delayq: %s must be %s, got %s", e.Field, e.Limit, e.Got)
+	return fmt.Sprintf("%s must be %s, got %s", e.Field, e.Limit, e.Got)
 }
 
 // Is reports that an InputError is ErrInvalid.

@@ -77,7 +77,7 @@ func ExampleQueue_EnqueueMany() {
 	// remind:1 created false
 	// remind:2 none true
 	// remind:3 created false
-	// delayq: enqueue: 1 of 3 failed, the first with: delayq: enqueue orders/remind:2: delayq: Type must be 1 to 128 bytes, got none
+	// delayq: enqueue: 1 of 3 failed, the first with: delayq: enqueue orders/remind:2: Type must be 1 to 128 bytes, got none
 }
 
 func ExampleQueue_Cancel() {

@@ -2,6 +2,7 @@ package delayq
 
 import (
 	"context"
+	"slices"
 	"sync"
 )
 
@@ -17,15 +18,16 @@ type committer struct {
 type waiter struct {
 	entry *entry
 	ctx   context.Context //nolint:containedctx // a waiter lives as long as its caller's call
-	wake  chan bool       // true: lead; false: res is there. At most one of each is sent.
+	wake  chan bool       // true: lead; false: res is there. At most one of each is sent, false last.
 	asked bool            // to lead
 	res   Result
-	done  bool
 }
 
 const maxFlying = 2
 
-func (c *committer) do(ctx context.Context, e *entry, send func(context.Context, []*entry) []Result) Result {
+// commit enqueues one entry together with those of other callers.
+func (sh *shard) commit(ctx context.Context, e *entry) Result {
+	c := &sh.group
 	w := &waiter{entry: e, ctx: ctx, wake: make(chan bool, 2)}
 	c.mu.Lock()
 	c.queue = append(c.queue, w)
@@ -36,13 +38,7 @@ func (c *committer) do(ctx context.Context, e *entry, send func(context.Context,
 	c.mu.Unlock()
 	for {
 		if lead {
-			c.lead(send)
-			c.mu.Lock()
-			done := w.done
-			c.mu.Unlock()
-			if done {
-				return w.res
-			}
+			c.lead(sh)
 		}
 		select {
 		case lead = <-w.wake:
@@ -50,21 +46,17 @@ func (c *committer) do(ctx context.Context, e *entry, send func(context.Context,
 				return w.res
 			}
 		case <-ctx.Done():
-			if c.leave(w) {
-				err := &TaskError{"enqueue", "", e.task.ID, ctx.Err()}
-				return Result{ID: e.task.ID, Err: err}
+			if res, answered := c.leave(w); answered {
+				return res
 			}
-			// Its call is under way, with a deadline no earlier than this one's: the answer is near.
-			lead = <-w.wake
-			if !lead {
-				return w.res
-			}
+			return Result{ID: e.task.ID, Err: &TaskError{"enqueue", sh.q.name, e.task.ID, ctx.Err()}}
 		}
 	}
 }
 
-// lead sends one batch and passes the lead on.
-func (c *committer) lead(send func(context.Context, []*entry) []Result) {
+// lead sends one batch and passes the lead on. The leader's own entry may be too far behind to be in it; then one of those
+// before it, who have all been asked to lead, takes it along.
+func (c *committer) lead(sh *shard) {
 	c.mu.Lock()
 	entries := make([]*entry, min(len(c.queue), maxBatch))
 	for i := range entries {
@@ -77,11 +69,11 @@ func (c *committer) lead(send func(context.Context, []*entry) []Result) {
 
 	if n > 0 {
 		ctx, cancel := sharedContext(batch)
-		results := send(ctx, entries[:n])
+		results := sh.enqueue(ctx, entries[:n])
 		cancel()
 		c.mu.Lock()
 		for i, w := range batch {
-			w.res, w.done = results[i], true
+			w.res = results[i]
 			w.wake <- false
 		}
 		c.mu.Unlock()
@@ -89,6 +81,11 @@ func (c *committer) lead(send func(context.Context, []*entry) []Result) {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.pass()
+}
+
+// pass hands the lead to the first who waits for one, if any. Callers hold mu.
+func (c *committer) pass() {
 	for _, w := range c.queue {
 		if !w.asked {
 			w.asked = true
@@ -99,20 +96,23 @@ func (c *committer) lead(send func(context.Context, []*entry) []Result) {
 	c.flying--
 }
 
-// leave takes a waiter out whose call has not been sent.
-func (c *committer) leave(w *waiter) bool {
+// leave takes out a waiter whose caller goes, and passes on a lead that was on its way to it. It gets its answer if that has
+// come; a call that is under way goes on without it.
+func (c *committer) leave(w *waiter) (res Result, answered bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if w.asked {
-		return false
-	}
-	for i, o := range c.queue {
-		if o == w {
-			c.queue = append(c.queue[:i:i], c.queue[i+1:]...)
-			return true
+	c.queue = slices.DeleteFunc(c.queue, func(o *waiter) bool { return o == w })
+	for {
+		select {
+		case lead := <-w.wake:
+			if !lead {
+				return w.res, true
+			}
+			c.pass()
+		default:
+			return Result{}, false
 		}
 	}
-	return false
 }
 
 // sharedContext lives until the longest deadline of the batch, so that one caller's end does not undo the others'.

@@ -63,6 +63,7 @@ func (r *run) watch(now time.Time) (due map[beatKey][]*running, wake time.Time) 
 			continue
 		}
 		t.beating = true
+		t.nextBeat = now.Add(t.lasts / 3) // set now: beatNow may bring it forward while the call is under way
 		if due == nil {
 			due = map[beatKey][]*running{}
 		}
@@ -125,7 +126,6 @@ func (r *run) beat(ctx context.Context, k beatKey, group []*running) {
 		r.mu.Lock()
 		for i, t := range batch {
 			t.beating = false
-			t.nextBeat = sent.Add(k.lasts / 3)
 			err := errs[i]
 			switch {
 			case err == nil:

@@ -68,10 +68,10 @@ func (r *run) poll(ctx context.Context) (string, error) {
 		turn++
 		lastRound = now
 		stay, err := r.round(chosen, free)
-		if err != nil {
-			lastErr = err
-		} else {
+		if err == nil {
 			answered = true
+		} else if lastErr = err; !answered && !mayPass(err) {
+			return "error", err // a refusal, such as of a missing right, is the same the next time
 		}
 		if !stay {
 			return "baton", nil

@@ -57,7 +57,7 @@ func (t *turn) next(of int) int {
 func Open(ctx context.Context, rdb redis.UniversalClient, name string, cfg Config) (*Queue, error) {
 	cfg = cfg.withDefaults()
 	if err := errors.Join(validQueue(name), cfg.validate()); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("delayq: open: %w", err)
 	}
 	q := &Queue{rdb: rdb, name: name, cfg: cfg, scripts: newScripts(cfg.ScriptHeader), clock: func() string { return "0" }}
 	if err := q.checkServer(ctx); err != nil {
@@ -65,14 +65,21 @@ func Open(ctx context.Context, rdb redis.UniversalClient, name string, cfg Confi
 	}
 	q.maxPayload, q.retention = cfg.MaxPayload, cfg.Retention
 	first := &shard{q: q, keys: keysOf(name, 0)}
-	shards, err := first.init(ctx, cfg.Shards, !cfg.NoCreate)
+	sent := time.Now()
+	stored, err := first.init(ctx, cfg.Shards, !cfg.NoCreate)
 	if err != nil {
 		return nil, err
 	}
+	if q.clock() == "0" {
+		if err := q.checkSkew(stored.now, sent); err != nil {
+			return nil, err
+		}
+	}
+	q.maxPayload, q.retention = stored.maxPayload, stored.retention
 	q.shards = append(q.shards, first)
-	for i := 1; i < shards; i++ {
+	for i := 1; i < stored.shards; i++ {
 		sh := &shard{q: q, index: i, keys: keysOf(name, i)}
-		if _, err := sh.init(ctx, shards, !cfg.NoCreate); err != nil {
+		if _, err := sh.init(ctx, stored.shards, !cfg.NoCreate); err != nil {
 			return nil, err
 		}
 		q.shards = append(q.shards, sh)
@@ -91,41 +98,45 @@ func (q *Queue) MaxPayload() int { return q.maxPayload }
 
 func (q *Queue) shard(id string) *shard { return q.shards[shardOf(id, len(q.shards))] }
 
-// init creates or checks the shard and returns the stored shard count.
-func (sh *shard) init(ctx context.Context, shards int, create bool) (int, error) {
+// storedConfig is what a queue keeps of its configuration, and its clock.
+type storedConfig struct {
+	shards     int
+	retention  time.Duration
+	maxPayload int
+	now        time.Time
+}
+
+// init creates or checks the shard.
+func (sh *shard) init(ctx context.Context, shards int, create bool) (storedConfig, error) {
 	q := sh.q
-	sent := time.Now()
 	reply, err := sh.run(ctx, q.scripts.init, []any{
 		q.clock(), bit(create), schemaVersion, strconv.Itoa(shards), ms(q.retention), q.maxPayload, randomHex(),
 	}, nil)
 	if err != nil {
-		return 0, err
+		return storedConfig{}, err
 	}
 	f, ok := reply.([]any)
 	if !ok || len(f) != 7 {
-		return 0, errReply
+		return storedConfig{}, errReply
 	}
 	n := make([]int64, len(f))
 	for _, i := range []int{0, 2, 3, 4, 5, 6} {
 		if n[i], err = number(f[i]); err != nil {
-			return 0, err
+			return storedConfig{}, err
 		}
 	}
 	switch n[0] {
 	case codeNoQueue:
-		return 0, fmt.Errorf("delayq: open %s: %w", q.name, ErrNoQueue)
+		err = ErrNoQueue
 	case codeShards:
-		return 0, fmt.Errorf("delayq: open %s: %w: the queue has %d, Config.Shards says %d", q.name, ErrShards, n[3], shards)
+		err = fmt.Errorf("%w: the queue has %d, Config.Shards says %d", ErrShards, n[3], shards)
 	case codeSchema:
-		return 0, fmt.Errorf("delayq: open %s: %w: the data has %d, this package reads %s", q.name, ErrSchema, n[2], schemaVersion)
+		err = fmt.Errorf("%w: the data has %d, this package reads %s", ErrSchema, n[2], schemaVersion)
 	}
-	q.retention, q.maxPayload = time.Duration(n[4])*time.Millisecond, int(n[5])
-	if sh.index == 0 && q.clock() == "0" {
-		if err := q.checkSkew(time.UnixMicro(n[6]), sent); err != nil {
-			return 0, err
-		}
+	if err != nil {
+		return storedConfig{}, fmt.Errorf("delayq: open %s: %w", q.name, err)
 	}
-	return int(n[3]), nil
+	return storedConfig{int(n[3]), time.Duration(n[4]) * time.Millisecond, int(n[5]), time.UnixMicro(n[6])}, nil
 }
 
 // checkSkew compares clocks; the call's own duration is the error of the comparison.
@@ -164,10 +175,12 @@ func (q *Queue) checkServer(ctx context.Context) error {
 	case policy == "":
 		q.cfg.OnWarning(Warning{"unchecked", "the server does not tell its eviction policy; it must be noeviction"})
 	case policy == "noeviction":
+	case strings.HasPrefix(policy, "volatile-"): // evicts only keys with a time to live, and these have none
+		q.cfg.OnWarning(Warning{"eviction", "maxmemory-policy is " + policy + ": safe for this queue, noeviction is better"})
 	case q.cfg.AllowEviction:
 		q.cfg.OnWarning(Warning{"eviction", "maxmemory-policy is " + policy + ": tasks can vanish"})
 	default:
-		return fmt.Errorf("delayq: open %s: %w: maxmemory-policy is %s, set noeviction (or Config.AllowEviction)", q.name, ErrEviction, policy)
+		return fmt.Errorf("delayq: open %s: %w: maxmemory-policy is %s, set noeviction (or a volatile one, or Config.AllowEviction)", q.name, ErrEviction, policy)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package delayq
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -136,19 +137,24 @@ var errLostTooOften = errors.New("its leases ran out too often; the handler was 
 
 func (r *run) handle(ctx context.Context, t *running) {
 	ctx, cancel := context.WithDeadlineCause(ctx, t.started.Add(t.cfg.Timeout), ErrTimeout)
-	err := r.guarded(ctx, t)
-	cause := context.Cause(ctx)
-	cancel()
-	t.cancel(nil)
-	r.mu.Lock()
-	if t.phase == phaseGivenUp {
-		r.stuck--
+	err := errGoexit
+	defer func() { // deferred, as runtime.Goexit must not keep the slot
+		cause := context.Cause(ctx)
+		cancel()
+		t.cancel(nil)
+		r.mu.Lock()
+		if t.phase == phaseGivenUp {
+			r.stuck--
+			r.mu.Unlock()
+			return
+		}
 		r.mu.Unlock()
-		return
-	}
-	r.mu.Unlock()
-	r.settle(t, r.verdict(t, err, cause))
+		r.settle(t, r.verdict(t, err, cause))
+	}()
+	err = r.guarded(ctx, t)
 }
+
+var errGoexit = errors.New("the handler ended its goroutine (runtime.Goexit; t.FailNow does)")
 
 // guarded turns a panic into an error with its stack.
 func (r *run) guarded(ctx context.Context, t *running) (err error) {
@@ -182,7 +188,7 @@ func (r *run) verdict(t *running, err, cause error) settlement {
 		return settlement{verb: verbRelease} // ends as cancelled, or is refused
 	case errors.Is(cause, ErrStopping):
 		if r.hadItsTime(t) {
-			return r.failed(t, err, ReasonTimeout)
+			return r.failed(t, fmt.Errorf("cut off by the deadline of the run: %w", err), ReasonTimeout)
 		}
 		return settlement{verb: verbRelease}
 	case errors.Is(cause, ErrTimeout):
@@ -231,14 +237,15 @@ func (r *run) settle(t *running, s settlement) {
 	s.lease = t.lease
 	r.mu.Lock()
 	if t.phase != phaseRunning { // given up between the handler's return and here
+		r.stuck--
 		r.mu.Unlock()
 		return
 	}
 	t.phase = phaseSettling
+	t.src.settler.push(t, s) // before the slot counts as free: with all of them free, drain closes the settlers
 	r.active--
 	r.mu.Unlock()
 	signal(r.freed)
-	t.src.settler.push(t, s)
 }
 
 // settled counts an answer and forgets the task.

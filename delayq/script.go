@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"strconv"
@@ -124,7 +123,7 @@ func (sh *shard) run(ctx context.Context, s script, args []any, resent func()) (
 func isNoScript(err error) bool { return err != nil && strings.Contains(err.Error(), "NOSCRIPT") }
 
 // Answers by which a server says that it did nothing and may do it later. Proxies put ERR in front of some.
-var passing = []string{"LOADING", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "BUSY ", "max number of clients", "UNBLOCKED"}
+var passing = []string{"LOADING", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "BUSY ", "max number of clients", "UNBLOCKED", "non local key"}
 
 // mayPass reports whether sending again can help.
 func mayPass(err error) bool {
@@ -137,17 +136,13 @@ func mayPass(err error) bool {
 		}
 		return false
 	}
-	return mayHaveRun(err) || isDial(err) || errors.Is(err, redis.ErrPoolTimeout)
+	return !errors.Is(err, redis.ErrClosed)
 }
 
 // mayHaveRun reports whether the call can have been executed although it failed.
 func mayHaveRun(err error) bool {
 	var reply redis.Error
-	if errors.As(err, &reply) || isDial(err) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrClosed) {
-		return false
-	}
-	var netErr net.Error
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &netErr)
+	return !errors.As(err, &reply) && !isDial(err) && !errors.Is(err, redis.ErrPoolTimeout) && !errors.Is(err, redis.ErrClosed)
 }
 
 func isDial(err error) bool {
@@ -162,6 +157,23 @@ func (q *Queue) scriptError(verb string, err error) error {
 		return fmt.Errorf("delayq: %s %s: %w: %w", verb, q.name, ErrFull, err)
 	}
 	return fmt.Errorf("delayq: %s %s: %w", verb, q.name, err)
+}
+
+// batch runs a script over n items and answers their codes. again is the code by which the script answers an item that it
+// has done before: after a resend that may have been this call's own first send, and counts as done.
+func (sh *shard) batch(ctx context.Context, s script, args []any, n, again int) ([]int, error) {
+	resent := false
+	reply, err := sh.run(ctx, s, args, func() { resent = true })
+	if err != nil {
+		return nil, err
+	}
+	codes, err := exceptions(reply, n)
+	for i, code := range codes {
+		if resent && code == again {
+			codes[i] = codeOK
+		}
+	}
+	return codes, err
 }
 
 // exceptions unpacks {ok, i, code, ...}: the code of each of n items.

@@ -97,8 +97,8 @@ func (c WorkerConfig) Validate() error {
 	check(c.Stall >= 0, "Stall", "0 or positive", c.Stall)
 	check(c.Grace > 0, "Grace", "positive", c.Grace)
 	check(c.Margin >= 100*time.Millisecond, "Margin", "at least 100 ms", c.Margin)
-	check(c.MinPoll > 0 && c.MinPoll <= c.MaxPoll, "MinPoll", "positive and at most MaxPoll", c.MinPoll)
-	check(c.MaxPoll <= time.Minute, "MaxPoll", "at most 1 minute", c.MaxPoll)
+	check(c.MinPoll > 0, "MinPoll", "positive", c.MinPoll)
+	check(c.MaxPoll >= c.MinPoll && c.MaxPoll <= time.Minute, "MaxPoll", "MinPoll ("+c.MinPoll.String()+") to 1 minute", c.MaxPoll)
 	check(c.IdleExit >= 0, "IdleExit", "0 or positive", c.IdleExit)
 	check(c.StartTimeout > 0, "StartTimeout", "positive", c.StartTimeout)
 	check(len(c.Group) <= 128, "Group", "at most 128 bytes", len(c.Group))
@@ -145,10 +145,10 @@ type RunStats struct {
 // never fits would come back for ever.
 //
 // The error is nil for all of these; it is not nil when Run could not work at all: ErrInvalid, ErrNoTime when less than twice
-// the Margin is left before the deadline, the connection's error when not one call succeeded within StartTimeout, ErrStuck.
+// the Margin is left before the deadline, the connection's error when not one call succeeded within StartTimeout (at once when Redis refuses), ErrStuck.
 func (w *Worker) Run(ctx context.Context) (RunStats, error) {
 	if err := w.Validate(); err != nil {
-		return RunStats{Stop: "error"}, err
+		return RunStats{Stop: "error"}, fmt.Errorf("delayq: worker: %w", err)
 	}
 	if len(w.queues) == 0 || w.handler == nil {
 		return RunStats{Stop: "error"}, &InputError{"NewWorker", "given a handler and a queue", "none"}

@@ -31,9 +31,6 @@ local m = redis.call('HMGET', KEYS[9], 'tp', 'tr', 'ret')
 local g = tombs(m[1], m[2], m[3], KEYS[6], KEYS[7], t)
 redis.call('ZCARD', KEYS[2])
 redis.call('HLEN', KEYS[4])
-redis.call('HLEN', KEYS[8])
-redis.call('HLEN', g.cur)
-redis.call('HLEN', g.prev)
 local ids, graves, failed, reply, k, stale, hits, sum = {}, {}, {}, {}, 0, 0, {}, 0
 local group, token, left = 4, nil, 0
 -- The entries of one lease's first deliveries are one text: judged once, counted as a run.
@@ -77,6 +74,7 @@ for i = 1, n do
   end
 end
 count_run()
+if #failed > 0 then redis.call('HLEN', KEYS[8]) end
 redis.call('HDEL', KEYS[9], '') -- the opener, see lease
 if k > 0 then
   redis.call('HSET', open_tombs(g, KEYS[9], t), unpack(graves))

@@ -33,6 +33,7 @@ local m = redis.call('HMGET', KEYS[9], 'tp', 'tr', 'ret')
 local g = tombs(m[1], m[2], m[3], KEYS[6], KEYS[7], t)
 redis.call('ZCARD', KEYS[2])
 redis.call('ZCARD', KEYS[3])
+redis.call('ZRANGE', KEYS[3], 0, 0)
 redis.call('HLEN', KEYS[4])
 redis.call('HLEN', KEYS[8])
 redis.call('HLEN', g.cur)
@@ -60,6 +61,7 @@ for i = 1, n do
   end
 end
 redis.call('HDEL', KEYS[9], '') -- the opener, see lease
+local done = #stopped > 0 and open_tombs(g, KEYS[9], t)
 if #ids > 0 then
   redis.call('ZADD', KEYS[3], unpack(z))
   redis.call('HSET', KEYS[5], unpack(h))
@@ -77,8 +79,6 @@ if #ids > 0 then
     redis.call('HINCRBY', KEYS[9], 'c:trimmed', #old)
   end
 end
-if #stopped > 0 then
-  end_cancelled(stopped, open_tombs(g, KEYS[9], t), KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9])
-end
+if #stopped > 0 then end_cancelled(stopped, done, KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9]) end
 if stale > 0 then redis.call('HINCRBY', KEYS[9], 'c:stale', stale) end
 return { #ids, unpack(reply) }

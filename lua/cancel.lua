@@ -61,13 +61,11 @@ for i = 1, n do
   end
 end
 redis.call('HDEL', KEYS[9], '') -- the opener, see lease
+local done = #from_pending + #from_processing > 0 and open_tombs(g, KEYS[9], t)
 if #h > 0 then
   redis.call('HSET', KEYS[5], unpack(h))
   redis.call('HINCRBY', KEYS[9], 'cv', 1) -- workers see it change in their next lease reply
 end
-if #from_pending + #from_processing > 0 then
-  local done = open_tombs(g, KEYS[9], t)
-  end_cancelled(from_pending, done, KEYS[1], KEYS[4], KEYS[5], KEYS[8], KEYS[9])
-  end_cancelled(from_processing, done, KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9])
-end
+end_cancelled(from_pending, done, KEYS[1], KEYS[4], KEYS[5], KEYS[8], KEYS[9])
+end_cancelled(from_processing, done, KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9])
 return { #from_pending + #from_processing, unpack(reply) }

@@ -38,7 +38,6 @@ local g = tombs(m[2], m[3], m[4], KEYS[6], KEYS[7], t)
 local none = {}
 local cur = g.cur_counts and redis.call('HMGET', g.cur, unpack(ids)) or none
 local prev = g.prev_counts and redis.call('HMGET', g.prev, unpack(ids)) or none
-redis.call('ZCARD', KEYS[1])
 
 local even = ARGV[5] == '1'
 local function due_of(i) return due_score(t, ARGV[2 * n + 6 + (even and 0 or i - 1)], i) end
@@ -54,16 +53,15 @@ end
 if fresh then
   local z = {}
   if even then
-    even_scores(t, ARGV[2 * n + 6], n, z)
-    for i = 1, n do z[2 * i] = ids[i] end
+    even_scores(t, ARGV[2 * n + 6], ids, z)
   else
     for i = 1, n do
       z[2 * i - 1] = due_of(i)
       z[2 * i] = ids[i]
     end
   end
+  redis.call('ZADD', KEYS[1], unpack(z)) -- first: the one key that has not been read
   redis.call('HSET', KEYS[4], unpack(ARGV, 6, 2 * n + 5))
-  redis.call('ZADD', KEYS[1], unpack(z))
   redis.call('HINCRBY', KEYS[9], 'c:created', n)
   return { n }
 end
@@ -72,6 +70,8 @@ local waiting = redis.call('ZMSCORE', KEYS[1], unpack(ids))
 local running = redis.call('ZMSCORE', KEYS[2], unpack(ids))
 local died = redis.call('ZMSCORE', KEYS[3], unpack(ids))
 redis.call('HLEN', KEYS[5])
+redis.call('HLEN', KEYS[6])
+redis.call('HLEN', KEYS[7])
 redis.call('HLEN', KEYS[8])
 local created, replaced, refused, reply, h, z, renewed, unburied = 0, 0, 0, {}, {}, {}, {}, {}
 local function write(i)

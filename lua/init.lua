@@ -41,12 +41,14 @@ else
   if code == 1 and ARGV[6] ~= '0' then m[5] = ARGV[6] end
 end
 if code > 0 and ARGV[2] == '1' then
+  if code == 1 then redis.call('HDEL', KEYS[9], '') end -- the opener: who drains a full Redis opens the queue first
   for _, k in ipairs({ 1, 2, 3, 11 }) do redis.call('ZADD', KEYS[k], '9007199254740991', '') end
+  if code == 2 then redis.call('UNLINK', KEYS[6]) end
   for _, k in ipairs({ 4, 5, 6, 7, 8, 10 }) do redis.call('HSET', KEYS[k], '', '') end
   redis.call('HSET', KEYS[9], 'epoch', m[1], 'schema', m[2], 'shards', m[3], 'ret', m[4], 'maxp', m[5])
   redis.call('HINCRBY', KEYS[9], 'c:created', 0)
   redis.call('HDEL', KEYS[9], '')
-  redis.call('ZREM', KEYS[1], ' no such id ')
+  redis.call('ZREM', KEYS[1], string.rep('-', 257)) -- longer than an id can be
   redis.call('ZREMRANGEBYRANK', KEYS[1], 1, 0)
 end
 return { code, m[1], tonumber(m[2]), tonumber(m[3]), tonumber(m[4]), tonumber(m[5]), t }

@@ -37,14 +37,14 @@ Returns  {code, now, next, stay, cancel version, deadline, ids, blobs, dues, ext
 local token, max, consumer, cap = ARGV[2], tonumber(ARGV[3]), ARGV[5], tonumber(ARGV[6])
 if #ARGV ~= 11 or #token ~= 16 or max > 500 then return redis.error_reply('ERR delayq: malformed lease') end
 local t = now(ARGV[1])
+local at = int(t)
 local m = redis.call('HMGET', KEYS[9], 'epoch', 'cv', 'maxp', 'tp', 'tr', 'ret', 'base:' .. ARGV[7])
 if not m[1] then return { -9 } end
 local cv = tonumber(m[2] or '0')
 local last = redis.call('HGET', KEYS[10], consumer)
-redis.call('ZCARD', KEYS[1])
 
--- The baton: base:<group> lists the youngest runners as "generation:runner" with blanks between, youngest first. Registering is part of the
--- first lease call, so a runner that dies before it works never sends the older one home.
+-- The baton: base:<group> lists the youngest runners as "generation:runner" with blanks between, youngest first. Registering
+-- is part of the first lease call, so a runner that dies before it works never sends the older one home.
 local stay, base = 1, nil
 if ARGV[7] ~= '' then
   local keep, list, mine, newest = tonumber(ARGV[10]), {}, false, 0
@@ -88,67 +88,55 @@ if last and string.sub(last, 1, 16) == token and tonumber(string.sub(last, 17)) 
     end
   end
   redis.call('HDEL', KEYS[9], '')
-  redis.call('ZADD', KEYS[11], int(t), consumer)
+  redis.call('ZADD', KEYS[11], at, consumer)
   return { 2, t, t, stay, cv, tonumber(deadline), ids, blobs, table.concat(scores, ' '), extras, {} }
 end
 
 -- Take back what has expired, at most max, with the score unchanged: fresh and expired then merge in time order and neither
 -- starves. Not the original due time: a task that kills its consumers would stand first for ever.
 local head = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-local expired, entries = {}, {}
+local back, marks, stopped = {}, {}, {}
 if head[2] and tonumber(head[2]) <= t and max > 0 then
-  expired = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', int(t), 'WITHSCORES', 'LIMIT', 0, max)
+  local expired = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', at, 'WITHSCORES', 'LIMIT', 0, max)
   local ids = {}
   for i = 1, #expired, 2 do ids[#ids + 1] = expired[i] end
-  if #ids > 0 then entries = redis.call('HMGET', KEYS[5], unpack(ids)) end
-  redis.call('HLEN', KEYS[8])
-  redis.call('HLEN', KEYS[6])
-  redis.call('HLEN', KEYS[7])
-end
-redis.call('ZCARD', KEYS[11])
-
-redis.call('HDEL', KEYS[9], '') -- the opener: a full Redis checks memory only until a script's first write
-if base then redis.call('HSET', KEYS[9], 'base:' .. ARGV[7], base) end
-local fresh_consumer = redis.call('ZADD', KEYS[11], int(t), consumer) == 1
-if fresh_consumer then
-  local gone = redis.call('ZRANGEBYSCORE', KEYS[11], '-inf', int(t - 3600000000), 'LIMIT', 0, 100)
-  if #gone > 0 then
-    redis.call('HDEL', KEYS[10], unpack(gone))
-    redis.call('ZREM', KEYS[11], unpack(gone))
-  end
-end
-
-if #expired > 0 then
-  local z, h, stopped = {}, {}, {}
-  for i = 1, #expired, 2 do
-    local id, e = expired[i], entries[(i + 1) / 2]
+  local entries = redis.call('HMGET', KEYS[5], unpack(ids))
+  for i = 1, #ids do
+    local e = entries[i]
     if e and string.byte(e, 1) == 67 then
-      stopped[#stopped + 1] = id
+      stopped[#stopped + 1] = ids[i]
     else
-      z[#z + 1] = expired[i + 1]
-      z[#z + 1] = id
+      back[#back + 1] = expired[2 * i]
+      back[#back + 1] = ids[i]
       if e then
         local d, f, l, start = counts(e)
-        h[#h + 1] = id
-        h[#h + 1] = 'E' .. string.sub(e, 2, 17) .. d .. ':' .. f .. ':' .. (l + 1) .. ':' .. start
+        marks[#marks + 1] = ids[i]
+        marks[#marks + 1] = 'E' .. string.sub(e, 2, 17) .. d .. ':' .. f .. ':' .. (l + 1) .. ':' .. start
       end
     end
   end
-  if #z > 0 then redis.call('ZADD', KEYS[1], unpack(z)) end
-  if #h > 0 then
-    redis.call('HSET', KEYS[5], unpack(h))
-    redis.call('HINCRBY', KEYS[9], 'c:expired', #h / 2)
+  redis.call('ZSCORE', KEYS[1], '')
+  redis.call('ZCOUNT', KEYS[1], 1, 0)
+  redis.call('HLEN', KEYS[4])
+  redis.call('HLEN', KEYS[6])
+  redis.call('HLEN', KEYS[7])
+  redis.call('HLEN', KEYS[8])
+  redis.call('ZCARD', KEYS[11])
+
+  redis.call('HDEL', KEYS[9], '') -- the opener: a full Redis checks memory only until a script's first write
+  local done = #stopped > 0 and open_tombs(tombs(m[4], m[5], m[6], KEYS[6], KEYS[7], t), KEYS[9], t)
+  if #back > 0 then redis.call('ZADD', KEYS[1], unpack(back)) end
+  if #marks > 0 then
+    redis.call('HSET', KEYS[5], unpack(marks))
+    redis.call('HINCRBY', KEYS[9], 'c:expired', #marks / 2)
   end
-  if #stopped > 0 then
-    local done = open_tombs(tombs(m[4], m[5], m[6], KEYS[6], KEYS[7], t), KEYS[9], t)
-    end_cancelled(stopped, done, KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9])
-  end
-  if #z > 0 then redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #z / 2 - 1) end
+  end_cancelled(stopped, done, KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9])
+  if #back > 0 then redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #back / 2 - 1) end
   head = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 end
 
 -- Pick: the one more than asked for says whether more is due.
-local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', int(t), 'LIMIT', 0, max + 1)
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', at, 'LIMIT', 0, max + 1)
 local k = math.min(#due, max)
 local soonest = tonumber(head[2] or '9007199254740991')
 if #due > k then
@@ -185,6 +173,26 @@ while taken < k and not full do
 end
 
 local next = soonest < 9e15 and soonest or -1
+local before, oldest, youngest
+if n > 0 then
+  before = redis.call('HMGET', KEYS[5], unpack(ids))
+  oldest = redis.call('ZSCORE', KEYS[1], ids[1])
+  youngest = redis.call('ZSCORE', KEYS[1], ids[n])
+end
+if #missing > 0 then
+  redis.call('HLEN', KEYS[5])
+  redis.call('HLEN', KEYS[8])
+end
+
+redis.call('HDEL', KEYS[9], '') -- the opener
+if redis.call('ZADD', KEYS[11], at, consumer) == 1 then
+  local gone = redis.call('ZRANGEBYSCORE', KEYS[11], '-inf', int(t - 3600000000), 'LIMIT', 0, 100)
+  if #gone > 0 then
+    redis.call('HDEL', KEYS[10], unpack(gone))
+    redis.call('ZREM', KEYS[11], unpack(gone))
+  end
+end
+if base then redis.call('HSET', KEYS[9], 'base:' .. ARGV[7], base) end
 if #missing > 0 then
   redis.call('ZREM', KEYS[1], unpack(missing))
   redis.call('HDEL', KEYS[5], unpack(missing))
@@ -193,11 +201,10 @@ if #missing > 0 then
 end
 if n == 0 then return { 1, t, next, stay, cv, 0, ids, blobs, '', {}, missing } end
 
--- From here on ids are the first n of pending. Lateness without reading every score, which Redis 7.0 prints at a fifth of the price of the whole call: the first and the
--- last bound it, and between them a ZCOUNT tells how many are later than a bucket's bound. So the sum is an estimate.
-local function score_at(rank) return tonumber(redis.call('ZRANGE', KEYS[1], rank, rank, 'WITHSCORES')[2]) end
-local upper = (t - score_at(0)) / 1000
-local least = n > 1 and (t - score_at(n - 1)) / 1000 or upper
+-- From here on ids are the first n of pending. Lateness without reading every score, which Redis 7.0 prints at a fifth of
+-- the price of the whole call: the first and the last bound it, and between them a ZCOUNT tells how many are later than a
+-- bucket's bound. So the sum is an estimate.
+local upper, least = (t - oldest) / 1000, (t - youngest) / 1000
 local hits, late, counted, least_bucket = {}, 0, 0, bucket(least)
 for b = bucket(upper), least_bucket, -1 do
   local later, lower = n, least
@@ -217,8 +224,7 @@ end
 
 local deadline = t + ARGV[4] * 1000
 local dl = int(deadline)
-local before = redis.call('HMGET', KEYS[5], unpack(ids))
-local start = int(math.floor(t / 1000))
+local start = string.sub(at, 1, -4) -- in ms
 local first = 'L' .. token .. '1:0:0:' .. start -- one shared text for all first deliveries
 local z, h, extras = {}, {}, {}
 for i = 1, n do

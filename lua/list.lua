@@ -1,6 +1,6 @@
 --[[
 Pages through one state of a shard, most overdue first, in O(log n + page). Reads only. The cursor is the last id seen with
-its score, so a page does not shift when others finish.
+its score, so a page does not shift when others finish, nor when that one does.
 KEYS[1]  pending     ZSET id by due us
 KEYS[2]  processing  ZSET id by visibility deadline us
 KEYS[3]  dead        ZSET id by time of death us
@@ -23,13 +23,23 @@ else
   local due = redis.call('ZCOUNT', key, '-inf', at)
   if state == 'due' or state == 'expired' then stop = due else first = due end
 end
-if score ~= '' then
-  local rank = redis.call('ZRANK', key, id)
-  if rank and tonumber(redis.call('ZSCORE', key, id)) == tonumber(score) then
-    first = math.max(first, rank + 1)
-  else
-    first = math.max(first, redis.call('ZCOUNT', key, '-inf', score)) -- gone since: go on behind its instant
+
+-- before compares ids as Redis sorts those of one score: by bytes. Lua's own < goes by locale.
+local function before(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x < y end
   end
+  return #a < #b
+end
+
+if score ~= '' then
+  local low, high = redis.call('ZCOUNT', key, '-inf', '(' .. score), redis.call('ZCOUNT', key, '-inf', score)
+  while low < high do -- the first behind the cursor among the ids of its score
+    local mid = math.floor((low + high) / 2)
+    if before(id, redis.call('ZRANGE', key, mid, mid)[1]) then high = mid else low = mid + 1 end
+  end
+  first = math.max(first, low)
 end
 local last = first + size - 1
 if stop >= 0 then last = math.min(last, stop - 1) end

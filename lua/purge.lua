@@ -18,6 +18,7 @@ local died = redis.call('ZMSCORE', KEYS[3], unpack(ARGV, 2, n + 1))
 redis.call('HLEN', KEYS[4])
 redis.call('HLEN', KEYS[5])
 redis.call('HLEN', KEYS[8])
+redis.call('HLEN', KEYS[9])
 local ids, reply = {}, {}
 for i = 1, n do
   if died[i] then

@@ -53,14 +53,13 @@ for i = 1, n do
   end
 end
 redis.call('HDEL', KEYS[9], '') -- the opener, see lease
+local done = #stopped > 0 and open_tombs(g, KEYS[9], t)
 if #ids > 0 then
   redis.call('ZADD', KEYS[1], unpack(z))
   redis.call('HSET', KEYS[5], unpack(h))
   redis.call('ZREM', KEYS[2], unpack(ids))
   redis.call('HINCRBY', KEYS[9], 'c:released', #ids)
 end
-if #stopped > 0 then
-  end_cancelled(stopped, open_tombs(g, KEYS[9], t), KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9])
-end
+if #stopped > 0 then end_cancelled(stopped, done, KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9]) end
 if stale > 0 then redis.call('HINCRBY', KEYS[9], 'c:stale', stale) end
 return { #ids, unpack(reply) }

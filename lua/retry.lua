@@ -62,6 +62,7 @@ for i = 1, n do
   end
 end
 redis.call('HDEL', KEYS[9], '') -- the opener, see lease
+local done = #stopped > 0 and open_tombs(g, KEYS[9], t)
 if #ids > 0 then
   redis.call('ZADD', KEYS[1], unpack(z))
   redis.call('HSET', KEYS[5], unpack(h))
@@ -71,8 +72,6 @@ if #ids > 0 then
   redis.call('HINCRBY', KEYS[9], 'c:retried', #ids)
   for reason, k in pairs(reasons) do redis.call('HINCRBY', KEYS[9], 'f:' .. reason, k) end
 end
-if #stopped > 0 then
-  end_cancelled(stopped, open_tombs(g, KEYS[9], t), KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9])
-end
+if #stopped > 0 then end_cancelled(stopped, done, KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9]) end
 if stale > 0 then redis.call('HINCRBY', KEYS[9], 'c:stale', stale) end
 return { #ids, unpack(reply) }

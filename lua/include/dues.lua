@@ -7,12 +7,16 @@ local function due_score(t, due, i)
   return int(t + due * 1000 + i)
 end
 
--- even_scores puts the scores of n equal due times into the odd places of z. Printing a number is the dearest thing that a
+-- even_scores fills z with score and id, score and id, for ids of one due time. Printing a number is the dearest thing that a
 -- script does a task, so all but the last digits are printed once.
-local function even_scores(t, due, n, z)
+local function even_scores(t, due, ids, z)
+  local n = #ids
   if string.byte(due) == 64 then
     local at = string.sub(due, 2) .. '000'
-    for i = 1, n do z[2 * i - 1] = at end
+    for i = 1, n do
+      z[2 * i - 1] = at
+      z[2 * i] = ids[i]
+    end
     return
   end
   local us, i = t + due * 1000, 1
@@ -27,6 +31,7 @@ local function even_scores(t, due, n, z)
       while i <= n and ones < 10 do
         ones = ones + 1
         z[2 * i - 1] = most .. digits[ones]
+        z[2 * i] = ids[i]
         i = i + 1
       end
     end
