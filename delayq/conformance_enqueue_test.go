@@ -120,8 +120,14 @@ func TestEnqueueManyAnswersForEachTask(t *testing.T) {
 					outcome delayq.Outcome
 					err     error
 				}{
-					{delayq.Created, nil}, {delayq.DuplicatePending, nil}, {0, delayq.ErrInvalid}, {delayq.DuplicatePending, nil},
-					{delayq.DuplicateDone, nil}, {delayq.DuplicatePending, delayq.ErrConflict}, {delayq.Replaced, nil}, {delayq.Created, nil},
+					{delayq.Created, nil},
+					{delayq.DuplicatePending, nil},
+					{0, delayq.ErrInvalid},
+					{delayq.DuplicatePending, nil},
+					{delayq.DuplicateDone, nil},
+					{delayq.DuplicatePending, delayq.ErrConflict},
+					{delayq.Replaced, nil},
+					{delayq.Created, nil},
 				} {
 					if results[i].Outcome != want.outcome {
 						r.Errorf("task %d: %+v, want %v", i, results[i], want.outcome)

@@ -165,8 +165,13 @@ func TestListKeepsTheStatesApart(t *testing.T) {
 func TestWhatListRefuses(t *testing.T) {
 	everyServer(t, 1, func(r *rig) {
 		for _, o := range []delayq.ListOptions{
-			{}, {State: "nonsense"}, {State: delayq.StateDone}, {State: delayq.StateDead, Limit: 501}, {State: delayq.StateDead, Limit: -1},
-			{State: delayq.StateDead, Cursor: "nonsense"}, {State: delayq.StateDead, Cursor: "W10"},
+			{},
+			{State: "nonsense"},
+			{State: delayq.StateDone},
+			{State: delayq.StateDead, Limit: 501},
+			{State: delayq.StateDead, Limit: -1},
+			{State: delayq.StateDead, Cursor: "nonsense"},
+			{State: delayq.StateDead, Cursor: "W10"},
 		} {
 			_, err := r.q.List(r.Context(), o)
 			r.is(err, delayq.ErrInvalid, o)

@@ -227,7 +227,7 @@ func TestCancelManyAnswersForEachID(t *testing.T) {
 				r.bring("expired", "expired")
 				r.bring("running", "due")
 				if got := r.lease(1); got[0].ID == "expired" {
-					got = r.lease(1)
+					r.lease(1)
 					r.cancel("expired", delayq.Running)
 				}
 				r.add("waiting", delayq.In(time.Hour))

@@ -134,7 +134,7 @@ func (sh *shard) enqueue(ctx context.Context, entries []*entry) []Result {
 			continue
 		}
 		o := outcomes[codes[i]]
-		if policy == Reject && o.Duplicate() && !(resent && o == DuplicateDone) {
+		if policy == Reject && o.Duplicate() && (!resent || o != DuplicateDone) {
 			results[i].Err = &TaskError{"enqueue", sh.q.name, e.task.ID, ErrConflict}
 		}
 		results[i].Outcome = o

@@ -33,10 +33,10 @@ func TestCallersThatEnqueueTogether(t *testing.T) {
 							if common {
 								tk.ID = "common"
 							}
-							switch {
-							case c%10 == 3:
+							switch c % 10 {
+							case 3:
 								cancel()
-							case c%10 == 4:
+							case 4:
 								go cancel() // somewhere on the way
 							}
 							res, err := r.q.Enqueue(ctx, tk, delayq.In(time.Hour))

@@ -701,8 +701,14 @@ func TestWhatOpenChecks(t *testing.T) {
 	})
 	t.Run("what is asked for", func(t *testing.T) {
 		for _, cfg := range []delayq.Config{
-			{Shards: -1}, {Shards: 257}, {Retention: time.Millisecond}, {Retention: 25 * time.Hour}, {MaxPayload: -1},
-			{MaxPayload: 256<<10 + 1}, {DeadCap: -1}, {MaxSkew: -1},
+			{Shards: -1},
+			{Shards: 257},
+			{Retention: time.Millisecond},
+			{Retention: 25 * time.Hour},
+			{MaxPayload: -1},
+			{MaxPayload: 256<<10 + 1},
+			{DeadCap: -1},
+			{MaxSkew: -1},
 		} {
 			if _, err := open(t, realClient(t, addr), "q", cfg); !errors.Is(err, delayq.ErrInvalid) {
 				t.Errorf("%+v: %v", cfg, err)

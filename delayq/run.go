@@ -214,8 +214,10 @@ func (r *run) hadItsTime(t *running) bool {
 
 // failed is another attempt, or the dead letters when there is none left.
 func (r *run) failed(t *running, err error, reason string) settlement {
-	attrs := []any{"queue", t.lease.Queue, "task_id", printable(t.lease.ID), "type", printable(t.lease.Type), "biz_key", printable(t.lease.Key),
-		"attempt", t.lease.Attempt, "reason", reason, "error", firstLine(err)}
+	attrs := []any{
+		"queue", t.lease.Queue, "task_id", printable(t.lease.ID), "type", printable(t.lease.Type), "biz_key", printable(t.lease.Key),
+		"attempt", t.lease.Attempt, "reason", reason, "error", firstLine(err),
+	}
 	failed := t.lease.Failed + 1
 	if reason == ReasonPermanent || failed >= t.cfg.MaxAttempts {
 		r.cfg.Logger.Error("delayq: task is dead", attrs...)

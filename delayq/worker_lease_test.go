@@ -344,6 +344,8 @@ func TestCancelDuringAHeartbeatIsHeardBeforeTheNextOne(t *testing.T) {
 		q := s.queue("q", delayq.Config{})
 		s.add(q, "a")
 		r := s.start(s.worker(taking(time.Minute), q))
+		time.Sleep(15 * time.Second) // one heartbeat has taught Redis the script
+		s.calls.forget()
 		s.calls.slowDown("extend", time.Second)
 		for len(s.calls.of("extend")) == 0 {
 			time.Sleep(10 * time.Millisecond)

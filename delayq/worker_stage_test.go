@@ -225,7 +225,7 @@ func (w *wire) cut() {
 	defer w.mu.Unlock()
 	w.isCut = true
 	for _, c := range w.conns {
-		_ = c.Conn.Close()
+		_ = c.Close()
 	}
 	w.conns = nil
 }
