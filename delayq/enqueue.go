@@ -18,7 +18,9 @@ func (e *entry) cost() int { return len(e.task.ID) + len(e.blob) + 64 }
 // Enqueue adds a task. A known id is no error unless the policy is Reject (ErrConflict): the outcome says where it stands. It
 // may be repeated after any error; with the same id the repeat finds the first.
 //
-// Errors: ErrInvalid (an InputError names field and limit), ErrConflict, ErrFull, and what the connection says.
+// Errors: ErrInvalid (an InputError names field and limit), ErrConflict, ErrFull, and what the connection says; ErrCancelled
+// when a call had to be sent twice and the id was cancelled, which may have been before or in between: enqueue again if the
+// task shall run.
 func (q *Queue) Enqueue(ctx context.Context, t Task, opts ...Option) (Result, error) {
 	for _, o := range opts {
 		o(&t)
@@ -131,6 +133,10 @@ func (sh *shard) enqueue(ctx context.Context, entries []*entry) []Result {
 		results[i].ID = e.task.ID
 		if err != nil {
 			results[i].Err = &TaskError{"enqueue", sh.q.name, e.task.ID, err}
+			continue
+		}
+		if codes[i] == codeCancelled {
+			results[i].Err = &TaskError{"enqueue", sh.q.name, e.task.ID, ErrCancelled}
 			continue
 		}
 		o := outcomes[codes[i]]

@@ -166,8 +166,10 @@ func (m *model) enqueue(items []modelItem, replace, resent bool) []int {
 			m.count["c:replaced"]++
 		case t != nil:
 			codes[i] = -3
-		case tomb != "" && (tomb != "cancelled" || resent):
+		case tomb != "" && tomb != "cancelled":
 			codes[i] = -6
+		case tomb != "" && resent:
+			codes[i] = 4
 		default:
 			codes[i] = 1
 			m.count["c:created"]++

@@ -161,6 +161,22 @@ func TestAckCountsAfterTheLeaseIfNobodyTookTheTask(t *testing.T) {
 	})
 }
 
+func TestOutcomeIsReportedAgainUntilRedisAnswers(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		q := s.queue("q", delayq.Config{})
+		s.addAll(q, tasksNamed("a", 5))
+		r := s.start(s.worker(taking(8*time.Second), q))
+		time.Sleep(5 * time.Second)
+		s.wire.cut()
+		time.Sleep(15 * time.Second) // within the lease
+		s.wire.mend()
+		time.Sleep(time.Minute)
+		if stats := r.halt(); stats.Leased != 5 || stats.Succeeded != 5 {
+			t.Errorf("stats: %+v", stats)
+		}
+	})
+}
+
 // Case B23.
 func TestHungHandlerLosesItsSlotAfterTimeoutAndGraceAndTheTaskIsHandedOn(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

@@ -197,7 +197,8 @@ func TestDeadlineIsKeptWithAHandlerThatDoesNotStop(t *testing.T) {
 
 func TestDeadlineIsKeptWhenRedisStopsAnswering(t *testing.T) {
 	for name, at := range map[string]time.Duration{
-		"while leasing": 55*time.Second + 900*time.Millisecond, "while handlers run": 57 * time.Second, "while reporting": 58*time.Second - time.Millisecond,
+		"before a heartbeat": 49 * time.Second, "while leasing": 55*time.Second + 900*time.Millisecond,
+		"while handlers run": 57 * time.Second, "while reporting": 58*time.Second - time.Millisecond,
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
@@ -317,6 +318,22 @@ func TestRunOutlivesAnOutageOfRedisAndLosesNothing(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestOutageIsMetWithBackoff(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		r := s.start(s.worker(taking(0), s.queue("q", delayq.Config{})))
+		time.Sleep(5 * time.Second)
+		s.wire.cut()
+		s.calls.forget()
+		time.Sleep(time.Minute)
+		// A round of four sends every 3 to 6 seconds, more often in the beginning.
+		if n := len(s.calls.of("lease")); !between(time.Duration(n), 40, 130) {
+			t.Errorf("%d lease calls were sent during a minute without Redis", n)
+		}
+		s.wire.mend()
+		r.halt()
+	})
 }
 
 func TestWorkerGoesOnWhenRedisHasLostEverything(t *testing.T) {

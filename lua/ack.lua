@@ -11,7 +11,7 @@ KEYS[9]  meta        HASH
 ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  n, 1 to 500
 ARGV[3]  m, how many tokens
-ARGV[4]  from here: m times token and how many of the ids are its, n ids in that order
+ARGV[4]  from here: m times token and how many of the ids are its, n distinct ids in that order
 Returns  {acked, i, code, ...} for the exceptions: 2 acked by an earlier send (REPEAT), -1 lease lost (LEASE_LOST),
          -2 no such task (UNKNOWN)
 ]]

@@ -13,7 +13,7 @@ ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  n, 1 to 500
 ARGV[3]  most dead letters to keep
 ARGV[4]  1 = the attempt counts as failed, 0 = not (the task was not run)
-ARGV[5]  from here: n ids, n tokens, n errors ("reason\ntext")
+ARGV[5]  from here: n distinct ids, n tokens, n errors ("reason\ntext")
 Returns  {buried, i, code, ...} for the exceptions: 2 buried by an earlier send (REPEAT), 4 was cancelled: ended so
          (CANCELLED), -1 lease lost (LEASE_LOST), -2 no such task (UNKNOWN)
 ]]

@@ -18,7 +18,8 @@ ARGV[5]  how many due times follow: n, or 1 that is for all
 ARGV[6]  from here: n times id and encoded task, ids distinct, then due times ("1500" = delay in ms, "@1790000000000" = instant
          in ms)
 Returns  {created, i, code, ...} for the exceptions: 2 created by an earlier send of this call (REPEAT), 3 replaced (REPLACED),
-         -3 known and pending (PENDING), -4 processing (PROCESSING), -5 dead (DEAD), -6 done (DONE); {-9} no such shard (NO_EPOCH)
+         4 cancelled, maybe after an earlier send (CANCELLED), -3 known and pending (PENDING), -4 processing (PROCESSING),
+         -5 dead (DEAD), -6 done (DONE); {-9} no such shard (NO_EPOCH)
 ]]
 --- @include "unpack"
 --- @include "now"
@@ -91,8 +92,10 @@ for i = 1, n do
     code = -5
   elseif waiting[i] and known[i] then
     code = ARGV[2] == '1' and 3 or -3
-  elseif tomb and (tomb ~= 'cancelled' or ARGV[3] == '1') then
+  elseif tomb and tomb ~= 'cancelled' then
     code = -6
+  elseif tomb and ARGV[3] == '1' then
+    code = 4
   end
   if code == 1 then
     created = created + 1

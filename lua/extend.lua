@@ -7,7 +7,7 @@ ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  lease in ms
 ARGV[3]  n, 1 to 500
 ARGV[4]  m, how many tokens
-ARGV[5]  from here: m times token and how many of the ids are its, n ids in that order
+ARGV[5]  from here: m times token and how many of the ids are its, n distinct ids in that order
 Returns  {renewed, i, code, ...} for the exceptions: -1 lease lost (LEASE_LOST), -2 no lease on record (UNKNOWN),
          -7 renewed, and told to stop (STOP)
 ]]

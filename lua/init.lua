@@ -1,7 +1,7 @@
 --[[
-Creates a shard, or checks and describes the one that is there. Safe to repeat. Writes one sentinel into every container
-(so that no key is ever missing; its score, 2^53-1, is later than any due time) and uses each write command once, so that a missing ACL right shows here and not in the
-middle of another script.
+Creates a shard, or checks and describes the one that is there. Safe to repeat. Writes one sentinel into every container, so
+that no key is ever missing (its score, 2^53-1, is later than any due time), and uses each write command once, so that a missing
+ACL right shows here and not in the middle of another script.
 KEYS[1]  pending     ZSET
 KEYS[2]  processing  ZSET
 KEYS[3]  dead        ZSET

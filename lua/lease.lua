@@ -25,7 +25,8 @@ ARGV[11] 1 = answer due times too
 Returns  {code, now, next, stay, cancel version, deadline, ids, blobs, dues, extras, missing}, times in us
          code 1 leased now, 2 leased by an earlier send of this call (REPEAT); {-9} no such shard (NO_EPOCH)
          next: when something falls due, -1 nothing known; stay: 0 = a younger runner has taken over
-         dues: scores of ids, one text with blanks between, if asked for; extras: index, "deliveries:failed:lost" of tasks leased before
+         dues: scores of ids, one text with blanks between, if asked for
+         extras: index, "deliveries:failed:lost" of tasks leased before
          missing: ids without a record, removed
 ]]
 --- @include "unpack"

@@ -10,7 +10,7 @@ KEYS[8]  errors      HASH id -> reason and last error
 KEYS[9]  meta        HASH
 ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  n, 1 to 500
-ARGV[3]  from here: n ids, n tokens, n delays in ms
+ARGV[3]  from here: n distinct ids, n tokens, n delays in ms
 Returns  {released, i, code, ...} for the exceptions: 2 released by an earlier send (REPEAT), 4 was cancelled: ended so
          (CANCELLED), -1 lease lost (LEASE_LOST), -2 no such task (UNKNOWN)
 ]]
