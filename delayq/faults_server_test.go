@@ -125,7 +125,7 @@ func TestAFullRedisDrains(t *testing.T) {
 // Public case: B67.
 func TestAReplicaThatIsPromotedTakesTheCall(t *testing.T) {
 	t.Parallel()
-	master, replica := servers.NewRedis(t), servers.NewRedis(t)
+	master, replica := servers.NewRedis(t, "--repl-diskless-sync-delay", "0"), servers.NewRedis(t)
 	rdb, admin := realClient(t, replica.Addr()), realClient(t, replica.Addr())
 	r := newRig(t, rdb, delayq.Config{})
 	host, port, _ := strings.Cut(master.Addr(), ":")

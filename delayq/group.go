@@ -7,8 +7,8 @@ import (
 )
 
 // A committer lets callers that enqueue at the same time share one script call. Whoever finds fewer than two calls under way
-// leads: it sends all that wait and hands the lead to the first who came meanwhile. No goroutine, no timer, and a caller
-// that is alone sends at once.
+// leads: it sends all that wait and hands the lead to the first who came meanwhile. No timer, and a caller that is alone
+// sends at once, without a goroutine.
 type committer struct {
 	mu     sync.Mutex
 	queue  []*waiter
@@ -38,7 +38,7 @@ func (sh *shard) commit(ctx context.Context, e *entry) Result {
 	c.mu.Unlock()
 	for {
 		if lead {
-			c.lead(sh)
+			c.lead(ctx, sh)
 		}
 		select {
 		case lead = <-w.wake:
@@ -56,7 +56,7 @@ func (sh *shard) commit(ctx context.Context, e *entry) Result {
 
 // lead sends one batch and passes the lead on. The leader's own entry may be too far behind to be in it; then one of those
 // before it, who have all been asked to lead, takes it along.
-func (c *committer) lead(sh *shard) {
+func (c *committer) lead(ctx context.Context, sh *shard) {
 	c.mu.Lock()
 	entries := make([]*entry, min(len(c.queue), maxBatch))
 	for i := range entries {
@@ -66,10 +66,18 @@ func (c *committer) lead(sh *shard) {
 	batch := c.queue[:n:n]
 	c.queue = c.queue[n:]
 	c.mu.Unlock()
+	if n > 1 && ctx.Done() != nil {
+		go c.send(sh, batch, entries[:n]) // the batch may outlast its leader's own deadline
+		return
+	}
+	c.send(sh, batch, entries[:n])
+}
 
-	if n > 0 {
+// send makes one call, hands out its answers and passes the lead on.
+func (c *committer) send(sh *shard, batch []*waiter, entries []*entry) {
+	if len(batch) > 0 {
 		ctx, cancel := sharedContext(batch)
-		results := sh.enqueue(ctx, entries[:n])
+		results := sh.enqueue(ctx, entries)
 		cancel()
 		c.mu.Lock()
 		for i, w := range batch {

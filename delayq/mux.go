@@ -50,7 +50,8 @@ func NewMux() *Mux { return &Mux{} }
 // Use adds middleware around every handler, the first added outermost. It applies to types registered before and after.
 func (m *Mux) Use(mw ...Middleware) { m.wrap = append(m.wrap, mw...) }
 
-// Handle registers the handler of a type. It panics when the type is empty or already there, as net/http does.
+// Handle registers the handler of a type. It panics when the type is empty or already there or its TypeConfig is out
+// of bounds (those of WorkerConfig), as net/http does.
 func (m *Mux) Handle(typ string, h Handler, cfg ...TypeConfig) {
 	if _, twice := m.routes[typ]; typ == "" || twice || h == nil {
 		panic(fmt.Sprintf("delayq: handler for type %q: empty, nil or registered twice", typ))
@@ -61,6 +62,9 @@ func (m *Mux) Handle(typ string, h Handler, cfg ...TypeConfig) {
 	r := route{h: h}
 	if len(cfg) > 0 {
 		r.cfg = cfg[0]
+	}
+	if c := r.cfg; c.Lease != 0 && (c.Lease < time.Second || c.Lease > 12*time.Hour) || c.Timeout < 0 || c.Stall < 0 || c.MaxAttempts < 0 {
+		panic(fmt.Sprintf("delayq: type %q: TypeConfig out of bounds: Lease 1 s to 12 h, the others not negative: %+v", typ, c))
 	}
 	m.routes[typ] = r
 }

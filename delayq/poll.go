@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A source is one shard as the poll loop sees it. Only the poll loop touches it.
+// A source is one shard as the poll loop sees it. Only the poll loop uses it, but for what is guarded.
 type source struct {
 	sh       *shard
 	run      *run
@@ -22,6 +22,8 @@ type source struct {
 	interval time.Duration // between polls: short after work, doubling to MaxPoll while there is none
 	version  int64         // of cancellations
 	failures int
+	touched  bool   // a task was given back since the last lease call was sent; guarded by run.mu
+	token    string // of a lease call without an answer: sent again, or what it leased would be lost until its end
 	asked    bool
 	more     bool // the last reply left tasks that are due
 }
@@ -143,18 +145,26 @@ func (r *run) round(chosen []*source, free int) (stay bool, err error) {
 		share := (free + len(chosen) - i - 1) / (len(chosen) - i)
 		share = min(share, maxBatch)
 		free -= share
-		calls[i] = &leaseCall{max: share, lease: r.cfg.Lease, consumer: r.cfg.Consumer, keep: r.cfg.Runners, dues: true}
+		if s.token == "" {
+			s.token = string(randomToken())
+		}
+		calls[i] = &leaseCall{token: s.token, max: share, lease: r.cfg.Lease, consumer: r.cfg.Consumer, keep: r.cfg.Runners, dues: true}
 		if s == r.sources[0] {
 			calls[i].group, calls[i].register = r.cfg.Group, s.register
 		}
 	}
+	r.mu.Lock()
+	for _, s := range chosen {
+		s.touched = false
+	}
+	r.mu.Unlock()
 	sent := time.Now()
 	replies := r.pipelined(ctx, chosen, calls)
 	stay = true
 	answered := false
 	for i, s := range chosen {
 		got, err1 := replies[i].leased, replies[i].err
-		if errors.Is(err1, errNoEpoch) || isNoScript(err1) || err1 == nil && got == nil {
+		if errors.Is(err1, errNoEpoch) || isNoScript(err1) {
 			got, err1 = s.sh.lease(ctx, *calls[i])
 		}
 		r.mu.Lock()
@@ -218,7 +228,7 @@ func (r *run) pipelined(ctx context.Context, chosen []*source, calls []*leaseCal
 // answered notes a reply: when to ask again.
 func (s *source) answered(got *leased, c *leaseCall, sent time.Time) {
 	now := time.Now()
-	s.register = false
+	s.register, s.token = false, ""
 	s.failures = 0
 	if s.asked && got.version != s.version {
 		s.run.beatNow(s)
@@ -270,14 +280,13 @@ func (r *run) idle() bool {
 		return false
 	}
 	r.mu.Lock()
-	running := len(r.inflight)
-	r.mu.Unlock()
-	if running > 0 {
+	defer r.mu.Unlock()
+	if len(r.inflight) > 0 {
 		return false
 	}
 	horizon := time.Now().Add(r.cfg.IdleExit)
 	for _, s := range r.sources {
-		if !s.asked || s.failures > 0 || s.nextAt.Before(horizon) {
+		if !s.asked || s.touched || s.failures > 0 || s.nextAt.Before(horizon) {
 			return false
 		}
 	}

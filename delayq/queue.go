@@ -65,6 +65,11 @@ func Open(ctx context.Context, rdb redis.UniversalClient, name string, cfg Confi
 	}
 	q.maxPayload, q.retention = cfg.MaxPayload, cfg.Retention
 	first := &shard{q: q, keys: keysOf(name, 0)}
+	if cfg.Shards == 0 && !cfg.NoCreate {
+		if err := first.alone(ctx); err != nil {
+			return nil, err
+		}
+	}
 	sent := time.Now()
 	stored, err := first.init(ctx, cfg.Shards, !cfg.NoCreate)
 	if err != nil {
@@ -85,6 +90,19 @@ func Open(ctx context.Context, rdb redis.UniversalClient, name string, cfg Confi
 		q.shards = append(q.shards, sh)
 	}
 	return q, nil
+}
+
+// alone refuses to make a queue of one shard where shard 0 is missing and another is there: on a cluster, a lost node. Only who
+// knows the count can make it again.
+func (sh *shard) alone(ctx context.Context) error {
+	if _, err := sh.init(ctx, 0, false); !errors.Is(err, ErrNoQueue) {
+		return nil // it is there, or the next call meets the error
+	}
+	second := &shard{q: sh.q, index: 1, keys: keysOf(sh.q.name, 1)}
+	if _, err := second.init(ctx, 0, false); errors.Is(err, ErrNoQueue) {
+		return nil
+	}
+	return fmt.Errorf("delayq: open %s: %w: shard 0 is missing but shard 1 is there; set Config.Shards", sh.q.name, ErrShards)
 }
 
 // Name is the queue's name.
@@ -205,21 +223,28 @@ func older(version string, major, minor int) bool {
 	return x < major || x == major && y < minor
 }
 
-// withEpoch repeats call once after making the shard again, when Redis has lost it (FLUSHALL, a restart without data).
+// withEpoch repeats call after making the shard again, when Redis has lost it (FLUSHALL, a restart without data). It may
+// lose it again in between, but not for ever.
 func (sh *shard) withEpoch(ctx context.Context, call func() error) error {
-	err := call()
-	if !errors.Is(err, errNoEpoch) {
-		return err
+	for try := 0; ; try++ {
+		err := call()
+		if !errors.Is(err, errNoEpoch) || try == 3 {
+			return err
+		}
+		if err := sh.restore(ctx); err != nil {
+			return err
+		}
 	}
-	if err := sh.restore(ctx); err != nil {
-		return err
-	}
-	return call()
 }
 
 func (sh *shard) restore(ctx context.Context) error {
 	q := sh.q
 	q.cfg.OnWarning(Warning{"data_lost", fmt.Sprintf("redis has lost shard %d of queue %s; it is made again, empty", sh.index, q.name)})
+	// Shard 0 first: it tells the count to whoever opens the queue next. If somebody has made it with another meanwhile, that is
+	// an error here, and not tasks in shards that nobody serves.
+	if _, err := q.shards[0].init(ctx, len(q.shards), true); err != nil {
+		return err
+	}
 	_, err := sh.init(ctx, len(q.shards), true)
 	return err
 }

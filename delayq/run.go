@@ -186,19 +186,29 @@ func (r *run) verdict(t *running, err, cause error) settlement {
 		return r.failed(t, err, ReasonPermanent)
 	case errors.Is(cause, ErrCancelled), errors.Is(cause, ErrLeaseLost):
 		return settlement{verb: verbRelease} // ends as cancelled, or is refused
-	case errors.Is(cause, ErrStopping):
-		if r.hadItsTime(t) {
-			return r.failed(t, fmt.Errorf("cut off by the deadline of the run: %w", err), ReasonTimeout)
+	}
+	spoken := errors.As(err, &after) // the handler has said what it wants, even though its time was cut
+	if errors.As(err, &rest) {
+		spoken = true
+		if limit := t.src.sh.q.maxPayload; len(rest.payload) > limit {
+			err = fmt.Errorf("the payload that remains has %d bytes, the limit is %d; all of the task is tried again: %w", len(rest.payload), limit, err)
+			rest = nil
 		}
+	}
+	reason := reasonOf(err)
+	switch {
+	case errors.Is(cause, ErrStopping) && r.hadItsTime(t):
+		reason, err = ReasonTimeout, fmt.Errorf("cut off by the deadline of the run: %w", err)
+	case errors.Is(cause, ErrStopping) && !spoken:
 		return settlement{verb: verbRelease}
 	case errors.Is(cause, ErrTimeout):
-		return r.failed(t, err, ReasonTimeout)
+		reason = ReasonTimeout
 	}
-	s := r.failed(t, err, reasonOf(err))
-	if errors.As(err, &after) && s.verb == verbRetry {
+	s := r.failed(t, err, reason)
+	if after != nil && s.verb == verbRetry {
 		s.delay = after.after
 	}
-	if errors.As(err, &rest) {
+	if rest != nil && s.verb == verbRetry {
 		s.payload = append([]byte{}, rest.payload...)
 	}
 	return s
@@ -254,6 +264,7 @@ func (r *run) settle(t *running, s settlement) {
 func (r *run) settled(t *running, s settlement, err error) {
 	r.mu.Lock()
 	delete(r.inflight, t)
+	t.src.touched = t.src.touched || s.verb == verbRetry || s.verb == verbRelease // it may fall due at once
 	last := len(r.inflight) == 0
 	switch {
 	case err == nil:
@@ -272,8 +283,10 @@ func (r *run) settled(t *running, s settlement, err error) {
 		}
 	case errors.Is(err, ErrCancelled):
 		r.stats.Cancelled++
-	default:
+	case known(err):
 		r.stats.LeaseLost++
+	default:
+		r.stats.Unreported++
 	}
 	r.mu.Unlock()
 	if err != nil && !errors.Is(err, ErrCancelled) {

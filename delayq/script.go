@@ -206,7 +206,7 @@ func exceptions(reply any, n int) ([]int, error) {
 
 var (
 	errReply = errors.New("delayq: unexpected reply of a script")
-	// errNoEpoch: the shard is not there (any more). Redis mode makes it again, see Queue.withShard.
+	// errNoEpoch: the shard is not there (any more). Redis mode makes it again, see shard.withEpoch.
 	errNoEpoch = errors.New("delayq: shard has no epoch")
 )
 

@@ -193,6 +193,15 @@ func appendByToken(args []any, leases []*Lease) []any {
 	return args
 }
 
+// cost is an upper estimate of what the settlement adds to a call.
+func (s *settlement) cost() int {
+	n := 2*len(s.lease.ID) + len(s.payload) + 128
+	if s.err != nil {
+		n += maxError
+	}
+	return n
+}
+
 // record is the re-encoded task when its payload changes, empty otherwise.
 func (s *settlement) record() []byte {
 	if s.payload == nil {

@@ -67,14 +67,14 @@ func (s *settler) take() (batch []report, closed bool) {
 	var rest []report
 	bytes := 0
 	for i, rep := range s.queue {
-		bytes += len(rep.payload)
+		bytes += rep.cost()
 		if len(batch) == maxBatch || len(batch) > 0 && bytes > maxCallBytes {
 			rest = append(rest, s.queue[i:]...)
 			break
 		}
 		if len(batch) > 0 && rep.verb != batch[0].verb {
 			rest = append(rest, rep)
-			bytes -= len(rep.payload)
+			bytes -= rep.cost()
 			continue
 		}
 		batch = append(batch, rep)

@@ -189,10 +189,10 @@ func (m *model) enqueue(items []modelItem, replace, resent bool) []int {
 	return codes
 }
 
-// at is the due time of the i-th item of a call: its place keeps the order of equal delays.
+// at is the due time of the i-th item of a call: its place keeps the order of equal ones.
 func (m *model) at(it modelItem, i int) int64 {
 	if it.at != 0 {
-		return 1000 * ceilMS(it.at)
+		return 1000*ceilMS(it.at) + int64(i)
 	}
 	return m.now + 1000*ceilMS(it.delay) + int64(i) + 1
 }

@@ -130,10 +130,12 @@ type RunStats struct {
 	Cancelled int64 `json:"cancelled"`  // told to stop, and ended as cancelled
 	Released  int64 `json:"released"`   // given back uncharged: never started, interrupted, or snoozed
 	LeaseLost int64 `json:"lease_lost"` // ended after their lease was another's: refused by Redis, nothing changed
-	TimedOut  int64 `json:"timed_out"`  // part of Retried and Dead
-	Stuck     int64 `json:"stuck"`      // handlers that outlived the end of their context by Grace
-	Missing   int64 `json:"missing"`    // ids whose record was gone from Redis
-	Polls     int64 `json:"polls"`      // lease calls
+	// Unreported ended without Redis hearing of it, which did not answer in time: their leases run out and they run again.
+	Unreported int64 `json:"unreported"`
+	TimedOut   int64 `json:"timed_out"` // part of Retried and Dead
+	Stuck      int64 `json:"stuck"`     // handlers that outlived the end of their context by Grace
+	Missing    int64 `json:"missing"`   // ids whose record was gone from Redis
+	Polls      int64 `json:"polls"`     // lease calls
 	// Stop says why Run came back: "cancelled", "deadline", "baton" (a younger runner took over), "idle" or "error".
 	Stop    string        `json:"stop"`
 	Elapsed time.Duration `json:"elapsed_ns"`

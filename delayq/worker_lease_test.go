@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/delayq/toolkit/delayq"
+	"github.com/delayq/toolkit/scripts/servers"
+	"github.com/redis/go-redis/v9"
 )
 
 func TestHandlerLongerThanItsLeaseKeepsItByHeartbeatsAtAThird(t *testing.T) {
@@ -471,4 +473,45 @@ func TestLeaseOfATypeMayBeMuchLongerOrShorterThanTheWorkers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A lease call that Redis executes after the caller has stopped waiting is asked again, not forgotten with all it leased.
+func TestALeaseCallWithoutAnswerIsSentAgain(t *testing.T) {
+	redisServer := servers.NewRedis(t)
+	rdb := redis.NewClient(&redis.Options{Addr: redisServer.Addr(), ContextTimeoutEnabled: true, ReadTimeout: 200 * time.Millisecond, MaxRetries: -1})
+	defer rdb.Close()
+	q, err := delayq.Open(t.Context(), rdb, "q", delayq.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := make(chan delayq.Task, 10)
+	w := delayq.NewWorker(delayq.HandlerFunc(func(_ context.Context, task *delayq.Task) error {
+		ran <- *task
+		return nil
+	}), q)
+	w.Lease = 30 * time.Second
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	if _, err := q.Enqueue(ctx, delayq.Task{ID: "a", Type: "t"}, delayq.In(500*time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	go func() { defer close(done); _, _ = w.Run(ctx) }()
+	time.Sleep(100 * time.Millisecond)
+	if err := redisServer.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(4 * time.Second) // longer than one call goes on
+	if err := redisServer.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case task := <-ran:
+		if task.Lost != 0 || task.Attempt != 1 {
+			t.Errorf("it ran as %+v", task)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it waits for the end of a lease that nobody holds")
+	}
+	stop()
+	<-done
 }

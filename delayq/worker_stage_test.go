@@ -44,6 +44,7 @@ func onStage(t *testing.T, test func(t *testing.T, s *stage)) {
 		s := &stage{T: t, redis: m, wire: &wire{dial: m.Dial}, log: &safeBuffer{}, calls: &callLog{}}
 		s.rdb = s.client()
 		defer m.Close()
+		defer time.Sleep(2 * time.Second) // a pool that could not dial tries once a second, and ends then
 		defer s.rdb.Close()
 		test(t, s)
 		for _, q := range s.queues {

@@ -73,7 +73,7 @@ func TestShutdownReleasesUnchargedWhatItInterrupts(t *testing.T) {
 func TestOutcomeIsReportedWhenAHandlerEndsAsRunStops(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		q := s.queue("q", delayq.Config{})
-		for i := range 100 {
+		for i := range 50 {
 			s.addAll(q, tasksNamed(fmt.Sprint(i), 3))
 			r := s.start(s.worker(taking(10*time.Millisecond), q))
 			time.Sleep(15 * time.Millisecond) // they are found in the second round, after 5 ms
@@ -332,6 +332,7 @@ func TestOutageIsMetWithBackoff(t *testing.T) {
 			t.Errorf("%d lease calls were sent during a minute without Redis", n)
 		}
 		s.wire.mend()
+		time.Sleep(10 * time.Second)
 		r.halt()
 	})
 }

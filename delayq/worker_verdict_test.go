@@ -389,3 +389,43 @@ func TestRunRefusesAConfigurationThatCannotWork(t *testing.T) {
 		}
 	})
 }
+
+// A handler that is cut off has still said what is left: the whole task again would do the first part twice.
+func TestRemainingCountsThoughTheContextHasEnded(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		q := s.queue("q", delayq.Config{})
+		s.add(q, "a")
+		var seen []string
+		w := s.worker(delayq.HandlerFunc(func(ctx context.Context, task *delayq.Task) error {
+			seen = append(seen, string(task.Payload))
+			if len(seen) == 2 {
+				return nil
+			}
+			<-ctx.Done()
+			return delayq.Remaining([]byte("the rest"), ctx.Err())
+		}), q)
+		w.Timeout = 2 * time.Second
+		w.Retry = func(int) time.Duration { return time.Second }
+		r := s.start(w)
+		time.Sleep(time.Minute)
+		if stats := r.halt(); len(seen) != 2 || seen[1] != "the rest" || stats.TimedOut != 1 {
+			t.Errorf("payloads %q, %+v", seen, stats)
+		}
+	})
+}
+
+func TestRemainingOverTheLimitRetriesTheWholeTask(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		q := s.queue("q", delayq.Config{})
+		s.add(q, "a")
+		w := s.worker(delayq.HandlerFunc(func(context.Context, *delayq.Task) error {
+			return delayq.Remaining(make([]byte, q.MaxPayload()+1), nil)
+		}), q)
+		r := s.start(w)
+		time.Sleep(time.Second)
+		r.halt()
+		if info, err := q.Get(t.Context(), "a"); err != nil || len(info.Payload) > q.MaxPayload() || !strings.Contains(info.LastError, "limit") {
+			t.Errorf("%d bytes, %q, %v", len(info.Payload), info.LastError, err)
+		}
+	})
+}

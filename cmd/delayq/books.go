@@ -72,7 +72,9 @@ func (b *books) cancelled(id string, answer delayq.Cancellation) {
 }
 
 // expire is what the task of an unpaid order does. known is false for a task that is none of the shop's.
-func (b *books) expire(id string, due, began time.Time) (done, known bool) {
+// redelivered says that an earlier lease ran out, which names the cause of a second run; without it, a run of a task
+// that has expired its order already is the effect a second time, which a shop without these books would have had.
+func (b *books) expire(id string, due, began time.Time, redelivered bool) (done, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	o, known := b.orders[id]
@@ -80,6 +82,9 @@ func (b *books) expire(id string, due, began time.Time) (done, known bool) {
 		return false, false
 	}
 	done = o.settle(expired, began)
+	if !done && !o.void && !redelivered && o.effects[0].kind == expired {
+		o.effects = append(o.effects, effect{expired, began})
+	}
 	o.deliveries = append(o.deliveries, delivery{due: due, began: began, refused: !done})
 	return done, true
 }

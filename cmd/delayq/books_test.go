@@ -21,21 +21,21 @@ func TestBooksSettleAnOrderOnce(t *testing.T) {
 		t.Error("an open order cannot be paid")
 	}
 	b.cancelled("paid", delayq.Cancelled)
-	if done, known := b.expire("expired", after(1000), after(1002)); !done || !known {
+	if done, known := b.expire("expired", after(1000), after(1002), false); !done || !known {
 		t.Error("an open order cannot be expired")
 	}
 	if b.pay("expired", after(1003)) {
 		t.Error("an expired order was paid")
 	}
 	b.pay("raced", after(999))
-	if done, known := b.expire("raced", after(1000), after(1004)); done || !known {
+	if done, known := b.expire("raced", after(1000), after(1004), false); done || !known {
 		t.Error("a paid order was expired")
 	}
 	b.cancelled("raced", delayq.Running)
-	if done, _ := b.expire("void", after(1000), after(1000)); done {
+	if done, _ := b.expire("void", after(1000), after(1000), false); done {
 		t.Error("an order that was never placed was expired")
 	}
-	if _, known := b.expire("stranger", after(1000), after(1000)); known {
+	if _, known := b.expire("stranger", after(1000), after(1000), false); known {
 		t.Error("the books know a stranger")
 	}
 	if n := b.unpaid(); n != 1 {
@@ -64,7 +64,7 @@ func TestBooksFindEarlyRuns(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBooks()
 			b.place("a", after(1000))
-			b.expire("a", tt.due, tt.began)
+			b.expire("a", tt.due, tt.began, false)
 			if got := b.account().Early; got != tt.early {
 				t.Errorf("%d early, want %d", got, tt.early)
 			}
@@ -72,11 +72,12 @@ func TestBooksFindEarlyRuns(t *testing.T) {
 	}
 }
 
-func TestBooksCountEffectsTwice(t *testing.T) {
+func TestBooksCountASecondRunWithoutACause(t *testing.T) {
 	b := newBooks()
-	b.place("a", noon)
-	b.orders["a"].effects = []effect{{paid, noon}, {expired, noon}}
-	if got := b.account(); got.DuplicateEffects != 1 || got.Paid != 1 || got.Expired != 0 {
+	b.place("a", after(1000))
+	b.expire("a", after(1000), after(1000), false)
+	b.expire("a", after(1000), after(1005), false)
+	if got := b.account(); got.DuplicateEffects != 1 || got.Expired != 1 {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -84,8 +85,8 @@ func TestBooksCountEffectsTwice(t *testing.T) {
 func TestBooksTakeLatenessFromTheFirstRun(t *testing.T) {
 	b := newBooks()
 	b.place("a", after(0))
-	b.expire("a", after(0), after(7))
-	b.expire("a", after(0), after(30_000)) // a second delivery
+	b.expire("a", after(0), after(7), false)
+	b.expire("a", after(0), after(30_000), true) // its lease had run out
 	if got := b.account(); got.Lateness.Max != 7 || got.StaleRefused != 1 {
 		t.Errorf("got %+v", got)
 	}

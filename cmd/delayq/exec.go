@@ -16,10 +16,11 @@ import (
 	"github.com/delayq/toolkit/delayq"
 )
 
-// What a handler's exit status means, beside 0: sysexits.h has names for both.
+// What a handler's exit status means, beside 0: sysexits.h has names for two, and timeout(1) has made the third usual.
 const (
 	exTempFail = 75
 	exDataErr  = 65
+	exTimedOut = 124
 )
 
 // lastErrorBytes is what the queue keeps of an error, from its start; of a handler's stderr the end says more.
@@ -82,6 +83,8 @@ func (p *process) HandleTask(ctx context.Context, t *delayq.Task) error {
 		return nil
 	case end.code == exDataErr:
 		return delayq.Permanent(end)
+	case end.code == exTimedOut:
+		return delayq.Timeout(end)
 	}
 	return end
 }

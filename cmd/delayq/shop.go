@@ -133,7 +133,7 @@ func (s *shop) expire(ctx context.Context, _ cancelOrder) error {
 	if err != nil {
 		return err
 	}
-	_, known := s.books.expire(task.ID, task.Due, began)
+	_, known := s.books.expire(task.ID, task.Due, began, task.Lost > 0)
 	switch {
 	case known:
 	case s.guest: // it may be meant for another worker

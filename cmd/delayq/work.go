@@ -40,6 +40,7 @@ no variable can carry, ends in dead. The exit status is the verdict:
   0      done
   75     EX_TEMPFAIL: again later
   65     EX_DATAERR: never again, the task goes to the dead letters
+  124    as timeout(1) ends: like 75, and recorded as a timeout
   other  again later, like 75, and to the dead letters after --attempts
 
 The last 1 KiB of stderr is kept as the task's last error. stdout and stderr go through to delayq's own.
@@ -76,6 +77,12 @@ func (w *work) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return usagef("--exec: no program %s", w.exec)
 	}
+	if w.config.Grace <= 0 {
+		return usagef("--grace: must be positive, got %s", w.config.Grace)
+	}
+	if w.runFor < 0 {
+		return usagef("--for: must not be negative, got %s", w.runFor)
+	}
 	handler := &process{path: path, args: args, grace: w.config.Grace, stdout: cmd.OutOrStdout(), stderr: cmd.ErrOrStderr()}
 	ctx, stop := drainOnSignal(cmd.Context(), handler.killAll)
 	defer stop()
@@ -89,6 +96,7 @@ func (w *work) run(cmd *cobra.Command, args []string) error {
 			defer timer.Stop()
 		}
 		stats, err := worker.Run(ctx)
+		handler.killAll() // what was given up must not outlive us, its task is on its way to others
 		if err != nil {
 			return err
 		}

@@ -1,9 +1,9 @@
--- A due time comes from Go as a delay in ms ("1500") or an instant in ms ("@1790000000000"). Equal delays differ by their
--- place in the call, which keeps their order.
+-- A due time comes from Go as a delay in ms ("1500") or an instant in ms ("@1790000000000"). Equal ones differ by their place in
+-- the call, in microseconds, which keeps their order.
 local digits = { '0', '1', '2', '3', '4', '5', '6', '7', '8', '9' }
 
 local function due_score(t, due, i)
-  if string.byte(due) == 64 then return string.sub(due, 2) .. '000' end
+  if string.byte(due) == 64 then return int(string.sub(due, 2) * 1000 + i - 1) end
   return int(t + due * 1000 + i)
 end
 
@@ -11,15 +11,8 @@ end
 -- script does a task, so all but the last digits are printed once.
 local function even_scores(t, due, ids, z)
   local n = #ids
-  if string.byte(due) == 64 then
-    local at = string.sub(due, 2) .. '000'
-    for i = 1, n do
-      z[2 * i - 1] = at
-      z[2 * i] = ids[i]
-    end
-    return
-  end
-  local us, i = t + due * 1000, 1
+  local us, i = nil, 1
+  if string.byte(due) == 64 then us = string.sub(due, 2) * 1000 - 1 else us = t + due * 1000 end
   while i <= n do
     local low = (us + i) % 1000
     local head = int((us + i - low) / 1000)
