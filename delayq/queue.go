@@ -172,26 +172,50 @@ func (q *Queue) checkSkew(server, sent time.Time) error {
 	return nil
 }
 
-// checkServer looks at what INFO tells without CONFIG rights. A server that does not answer INFO is warned of, not refused.
+// checkServer looks at what INFO tells without CONFIG rights, on every master of a cluster. A server that does not answer INFO
+// is warned of, not refused.
 func (q *Queue) checkServer(ctx context.Context) error {
-	cmd := redis.NewStringCmd(ctx, "info")
-	err := q.rdb.Process(ctx, cmd)
-	info := cmd.Val()
-	if err != nil {
+	var mu sync.Mutex
+	infos := map[string]bool{}
+	ask := func(ctx context.Context, rdb redis.Cmdable) error {
+		info, err := rdb.Info(ctx).Result()
 		var reply redis.Error
-		if !errors.As(err, &reply) {
-			return fmt.Errorf("delayq: open %s: %w", q.name, err)
+		if err != nil && !errors.As(err, &reply) {
+			return err
 		}
-		q.cfg.OnWarning(Warning{"unchecked", "the server does not answer INFO: version and eviction policy are not checked"})
+		mu.Lock()
+		defer mu.Unlock()
+		infos[infoField(info, "redis_version")+" "+infoField(info, "maxmemory_policy")] = true
 		return nil
 	}
-	if v := infoField(info, "redis_version"); v != "" && older(v, 6, 2) {
-		return fmt.Errorf("delayq: open %s: %w: redis %s, need 6.2", q.name, ErrServerVersion, v)
+	var err error
+	switch rdb := q.rdb.(type) {
+	case *redis.ClusterClient:
+		err = rdb.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error { return ask(ctx, c) })
+	case *redis.Ring:
+		err = rdb.ForEachShard(ctx, func(ctx context.Context, c *redis.Client) error { return ask(ctx, c) })
+	default:
+		err = ask(ctx, rdb)
 	}
-	policy := infoField(info, "maxmemory_policy")
+	if err != nil {
+		return fmt.Errorf("delayq: open %s: %w", q.name, err)
+	}
+	for info := range infos {
+		version, policy, _ := strings.Cut(info, " ")
+		if err := q.judge(version, policy); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (q *Queue) judge(version, policy string) error {
+	if version != "" && older(version, 6, 2) {
+		return fmt.Errorf("delayq: open %s: %w: redis %s, need 6.2", q.name, ErrServerVersion, version)
+	}
 	switch {
 	case policy == "":
-		q.cfg.OnWarning(Warning{"unchecked", "the server does not tell its eviction policy; it must be noeviction"})
+		q.cfg.OnWarning(Warning{"unchecked", "the server does not tell its eviction policy: it must be noeviction"})
 	case policy == "noeviction":
 	case strings.HasPrefix(policy, "volatile-"): // evicts only keys with a time to live, and these have none
 		q.cfg.OnWarning(Warning{"eviction", "maxmemory-policy is " + policy + ": safe for this queue, noeviction is better"})
