@@ -178,6 +178,27 @@ func TestEqualDelaysRunInTheOrderOfTheirEnqueues(t *testing.T) {
 	})
 }
 
+func TestEqualInstantsKeepTheOrderOfTheirCall(t *testing.T) {
+	everyServer(t, 1, func(r *rig) {
+		at := func(id string, d time.Duration) delayq.Task {
+			t := task(id)
+			t.RunAt = instant(d)
+			return t
+		}
+		for _, tasks := range [][]delayq.Task{
+			{at("c", time.Second), at("b", time.Second), at("a", time.Second)},
+			{at("z", 2*time.Second), at("f", time.Minute), at("e", time.Minute), at("d", time.Minute)}, // several due times
+		} {
+			_, err := r.q.EnqueueMany(r.Context(), tasks)
+			r.ok(err)
+		}
+		r.pass(time.Hour)
+		if got := strings.Join(idsOf(r.lease(10)), ""); got != "cbazfed" {
+			r.Errorf("leased as %s", got)
+		}
+	})
+}
+
 func TestAReplacedTaskStartsAfresh(t *testing.T) {
 	everyServer(t, 1, func(r *rig) {
 		r.bring("x", "retried")

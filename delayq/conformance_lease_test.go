@@ -214,7 +214,7 @@ func TestOneLeaseReplyIsBoundedInBytes(t *testing.T) {
 	everyServer(t, 1, func(r *rig) {
 		tasks := make([]delayq.Task, 300)
 		for i := range tasks {
-			tasks[i] = delayq.Task{ID: fmt.Sprintf("%03d", i), Type: "t", Payload: make([]byte, 10_000), RunAt: instant(time.Duration(i))}
+			tasks[i] = delayq.Task{ID: fmt.Sprintf("%03d", i), Type: "t", Payload: make([]byte, 10_000), RunAt: instant(time.Duration(i) * time.Millisecond)}
 		}
 		_, err := r.q.EnqueueMany(r.Context(), tasks)
 		r.ok(err)

@@ -38,7 +38,7 @@ func (sh *shard) commit(ctx context.Context, e *entry) Result {
 	c.mu.Unlock()
 	for {
 		if lead {
-			c.lead(ctx, sh)
+			c.lead(sh, w)
 		}
 		select {
 		case lead = <-w.wake:
@@ -56,7 +56,7 @@ func (sh *shard) commit(ctx context.Context, e *entry) Result {
 
 // lead sends one batch and passes the lead on. The leader's own entry may be too far behind to be in it; then one of those
 // before it, who have all been asked to lead, takes it along.
-func (c *committer) lead(ctx context.Context, sh *shard) {
+func (c *committer) lead(sh *shard, leader *waiter) {
 	c.mu.Lock()
 	entries := make([]*entry, min(len(c.queue), maxBatch))
 	for i := range entries {
@@ -66,8 +66,8 @@ func (c *committer) lead(ctx context.Context, sh *shard) {
 	batch := c.queue[:n:n]
 	c.queue = c.queue[n:]
 	c.mu.Unlock()
-	if n > 1 && ctx.Done() != nil {
-		go c.send(sh, batch, entries[:n]) // the batch may outlast its leader's own deadline
+	if n > 0 && (n > 1 || batch[0] != leader) && leader.ctx.Done() != nil {
+		go c.send(sh, batch, entries[:n]) // it may outlast the leader's own deadline
 		return
 	}
 	c.send(sh, batch, entries[:n])
