@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -134,4 +135,82 @@ func Progress(ctx context.Context) error {
 		r.alive()
 	}
 	return context.Cause(ctx)
+}
+
+// verdict turns a handler's error into what to tell Redis. cause is why its context had ended, if it had.
+func (r *run) verdict(t *running, err, cause error) settlement {
+	var (
+		snooze    *snoozeError
+		permanent *permanentError
+		after     *retryAfterError
+		rest      *remainingError
+		panicked  *panicError
+	)
+	switch {
+	case err == nil:
+		return settlement{verb: verbAck}
+	case errors.As(err, &panicked):
+		return r.failed(t, err, ReasonPanic)
+	case errors.As(err, &snooze):
+		return settlement{verb: verbRelease, delay: snooze.d}
+	case errors.As(err, &permanent):
+		return r.failed(t, err, ReasonPermanent)
+	case errors.Is(cause, ErrCancelled), errors.Is(cause, ErrLeaseLost):
+		return settlement{verb: verbRelease} // ends as cancelled, or is refused
+	}
+	spoken := errors.As(err, &after) // the handler has said what it wants, even though its time was cut
+	if errors.As(err, &rest) {
+		spoken = true
+		if limit := t.src.sh.q.maxPayload; len(rest.payload) > limit {
+			err = fmt.Errorf("the payload that remains has %d bytes, the limit is %d; all of the task is tried again: %w", len(rest.payload), limit, err)
+			rest = nil
+		}
+	}
+	reason := reasonOf(err)
+	switch {
+	case errors.Is(cause, ErrStopping) && r.hadItsTime(t):
+		reason, err = ReasonTimeout, fmt.Errorf("cut off by the deadline of the run: %w", err)
+	case errors.Is(cause, ErrStopping) && !spoken:
+		return settlement{verb: verbRelease}
+	case errors.Is(cause, ErrTimeout):
+		reason = ReasonTimeout
+	}
+	s := r.failed(t, err, reason)
+	if after != nil && s.verb == verbRetry {
+		s.delay = after.after
+	}
+	if rest != nil && s.verb == verbRetry {
+		s.payload = append([]byte{}, rest.payload...)
+	}
+	return s
+}
+
+// hadItsTime reports whether a task that was cut off by the deadline had at least half of all the time there was.
+func (r *run) hadItsTime(t *running) bool {
+	if r.deadline.IsZero() {
+		return false
+	}
+	return time.Since(t.started) >= r.deadline.Add(-r.cfg.Margin).Sub(r.began)/2
+}
+
+// failed is another attempt, or the dead letters when there is none left.
+func (r *run) failed(t *running, err error, reason string) settlement {
+	attrs := []any{
+		"queue", t.lease.Queue, "task_id", printable(t.lease.ID), "type", printable(t.lease.Type), "biz_key", printable(t.lease.Key),
+		"attempt", t.lease.Attempt, "reason", reason, "error", firstLine(err),
+	}
+	failed := t.lease.Failed + 1
+	if reason == ReasonPermanent || failed >= t.cfg.MaxAttempts {
+		r.cfg.Logger.Error("delayq: task is dead", attrs...)
+		return settlement{verb: verbBury, reason: reason, err: err}
+	}
+	delay := t.cfg.Retry(failed)
+	r.cfg.Logger.Warn("delayq: task failed, will retry", append(attrs, "retry_in", delay.Round(time.Millisecond).String())...)
+	return settlement{verb: verbRetry, delay: delay, reason: reason, err: err}
+}
+
+// firstLine is an error for the log; a stack stays in Redis.
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return printable(line)
 }
