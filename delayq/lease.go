@@ -23,6 +23,12 @@ type Lease struct {
 // Token is the lease's name, 32 hex digits: the same for all tasks of one lease call.
 func (l *Lease) Token() string { return fmt.Sprintf("%x", l.token) }
 
+// Bounds of a lease.
+const (
+	shortestLease = 100 * time.Millisecond
+	longestLease  = 12 * time.Hour
+)
+
 // LeaseOptions says what to lease.
 type LeaseOptions struct {
 	Max      int           // tasks at most, 1 to 500 a call and shard
@@ -40,7 +46,7 @@ func (q *Queue) Lease(ctx context.Context, o LeaseOptions) ([]*Lease, error) {
 	switch {
 	case o.Max < 1 || o.Max > 10_000:
 		return nil, &InputError{"LeaseOptions.Max", "1 to 10000", strconv.Itoa(o.Max)}
-	case o.Lease < 100*time.Millisecond || o.Lease > 12*time.Hour:
+	case o.Lease < shortestLease || o.Lease > longestLease:
 		return nil, &InputError{"LeaseOptions.Lease", "100 ms to 12 h", o.Lease.String()}
 	}
 	if err := validConsumer("LeaseOptions.Consumer", o.Consumer); err != nil {

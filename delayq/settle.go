@@ -9,6 +9,9 @@ import (
 	"unicode/utf8"
 )
 
+// longestDelay keeps a task that is given back before the sentinel's score; nobody waits that long.
+const longestDelay = 100 * 365 * 24 * time.Hour
+
 // maxError bounds the text of a last error in Redis, in bytes.
 const maxError = 1024
 
@@ -58,8 +61,11 @@ func (q *Queue) Bury(ctx context.Context, l *Lease, cause error) error {
 	return q.settleAll(ctx, verbBury, []*Lease{l}, settlement{reason: reasonOf(cause), err: cause})
 }
 
-// Extend renews leases to run out d from now. Errors as for Ack; ErrCancelled means renewed and told to stop.
+// Extend renews leases to run out d from now, 100 ms to 12 h. Errors as for Ack, ErrInvalid; ErrCancelled means renewed and told to stop.
 func (q *Queue) Extend(ctx context.Context, d time.Duration, leases ...*Lease) error {
+	if d < shortestLease || d > longestLease {
+		return fmt.Errorf("delayq: extend: %w", &InputError{"lease", "100 ms to 12 h", d.String()})
+	}
 	errs := make([]error, len(leases))
 	for sh, places := range byShard(leases) {
 		for len(places) > 0 {
@@ -150,12 +156,12 @@ func (sh *shard) settle(ctx context.Context, items []settlement) []error {
 	case verbRelease:
 		sc = q.scripts.release
 		for _, s := range items {
-			args = append(args, ms(s.delay))
+			args = append(args, ms(min(s.delay, longestDelay)))
 		}
 	case verbRetry:
 		sc = q.scripts.retry
 		for _, s := range items {
-			args = append(args, ms(s.delay))
+			args = append(args, ms(min(s.delay, longestDelay)))
 		}
 		for _, s := range items {
 			args = append(args, errorRecord(s))
