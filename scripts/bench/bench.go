@@ -46,7 +46,7 @@ type size struct {
 
 var (
 	quickSize = size{
-		cpuTasks: 12_000, drainTasks: 3_000, enqueueTasks: 8_000, memoryTasks: 25_000, aloneCalls: 3_000,
+		cpuTasks: 12_000, drainTasks: 3_000, enqueueTasks: 10_000, memoryTasks: 25_000, aloneCalls: 3_000,
 		lateTasks: 1_500, lateTurns: 2, depth: 1_000_000, depthTasks: 2_000, depthTurns: 4,
 		idle: 3 * time.Second, budget: 4 * time.Second,
 	}
