@@ -45,7 +45,7 @@ func (q *Queue) Audit(ctx context.Context, o AuditOptions) (*AuditReport, error)
 	}
 	var total int64
 	for _, s := range stats.Shards {
-		total += 2*s.Tasks + s.States + s.Errors
+		total += 2*s.Tasks + s.States + s.Errors + s.Revs
 	}
 	for i, sh := range q.shards {
 		a := auditor{sh: sh, rep: rep, o: o, total: total, seen: map[string]bool{}}
@@ -94,7 +94,7 @@ func (a *auditor) run(ctx context.Context) error {
 			a.breach("I6", "", "key "+name+" has a time to live")
 		}
 	}
-	for _, k := range []int{keyTasks, keyState, keyErrors} {
+	for _, k := range []int{keyTasks, keyState, keyErrors, keyRevs} {
 		if err := a.scan(ctx, func(cursor uint64) *redis.ScanCmd { return hashFields(ctx, rdb, keys[k], cursor) }); err != nil {
 			return err
 		}

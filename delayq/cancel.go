@@ -58,8 +58,15 @@ func (q *Queue) Cancel(ctx context.Context, id string) (Cancellation, error) {
 
 // CancelMany cancels tasks, each on its own. An id whose call failed has answer 0.
 func (q *Queue) CancelMany(ctx context.Context, ids []string) ([]Cancellation, error) {
+	return q.cancel(ctx, nil, ids)
+}
+
+func (q *Queue) cancel(ctx context.Context, tx Tx, ids []string) ([]Cancellation, error) {
 	got := make([]Cancellation, len(ids))
 	errs := q.eachBatch("cancel", ids, func(sh *shard, batch []int) ([]int, error) {
+		if q.lq != nil {
+			return q.cancelBooked(ctx, tx, chosen(ids, batch))
+		}
 		args := []any{q.clock(), len(batch)}
 		for _, i := range batch {
 			args = append(args, ids[i])
@@ -77,20 +84,24 @@ func (q *Queue) CancelMany(ctx context.Context, ids []string) ([]Cancellation, e
 //
 // Errors: ErrRunning, ErrDead, ErrFinished, ErrNotFound, ErrInvalid.
 func (q *Queue) Reschedule(ctx context.Context, id string, at time.Time) error {
-	return q.reschedule(ctx, id, 0, at)
+	return q.reschedule(ctx, nil, id, 0, at)
 }
 
 // RescheduleIn is Reschedule to d from now, by Redis' clock.
 func (q *Queue) RescheduleIn(ctx context.Context, id string, d time.Duration) error {
-	return q.reschedule(ctx, id, d, time.Time{})
+	return q.reschedule(ctx, nil, id, d, time.Time{})
 }
 
-func (q *Queue) reschedule(ctx context.Context, id string, d time.Duration, at time.Time) error {
+func (q *Queue) reschedule(ctx context.Context, tx Tx, id string, d time.Duration, at time.Time) error {
 	due, err := dueArg(d, at)
 	if err != nil {
 		return &TaskError{"reschedule", q.name, id, err}
 	}
 	return batchError("reschedule", q.eachBatch("reschedule", []string{id}, func(sh *shard, _ []int) ([]int, error) {
+		if q.lq != nil {
+			changes, err := q.lq.Reschedule(ctx, tx, []string{id}, []LedgerDue{ledgerDue(d, at)})
+			return q.waitingBooked(ctx, tx, changes, "e:rescheduled"), err
+		}
 		return sh.batch(ctx, q.scripts.reschedule, []any{q.clock(), 1, id, due}, 1, codeOK)
 	}, func(_, code int) error { return waitingErrors[code] }))
 }
@@ -139,4 +150,12 @@ func (q *Queue) eachBatch(op string, ids []string, call func(*shard, []int) ([]i
 		}
 	}
 	return errs
+}
+
+func chosen(ids []string, places []int) []string {
+	some := make([]string, len(places))
+	for k, i := range places {
+		some[k] = ids[i]
+	}
+	return some
 }

@@ -49,6 +49,18 @@ type Config struct {
 	// Defaults to a line in Logger.
 	OnWarning func(Warning)
 
+	// Ledger keeps every task in a database too, and Redis becomes an index that can be rebuilt from it: tasks survive the loss of
+	// all of Redis, and can be enqueued, cancelled and completed inside the application's own transactions. Package ledger has
+	// the one for PostgreSQL. Run a reconciler (package reconciler) beside it. A queue that has a ledger cannot be opened
+	// without.
+	Ledger Ledger
+
+	// Horizon keeps tasks that are due later than this from now out of Redis; they wait in the ledger until the reconciler
+	// brings them in. It must be longer than the reconciler's period, several times.
+	//
+	// 0, the default, means all tasks are in Redis. At least 1 second. Only with Ledger.
+	Horizon time.Duration
+
 	// ScriptHeader is put before every script as its first line, for servers that want one, such as
 	// "#!lua flags=allow-key-locking". On Redis itself a header without allow-oom makes a full server refuse every script.
 	ScriptHeader string
@@ -59,7 +71,7 @@ type Config struct {
 
 // A Warning is something amiss that does not stop the queue.
 type Warning struct {
-	Code    string // "skew", "eviction", "version", "data_lost", "unchecked"
+	Code    string // "skew", "eviction", "data_lost", "unchecked", "redis_away"
 	Message string
 }
 
@@ -86,6 +98,8 @@ func (c Config) validate() error {
 		return &InputError{"Config.MaxPayload", "0 to 262144 bytes", fmt.Sprint(c.MaxPayload)}
 	case c.DeadCap < 1:
 		return &InputError{"Config.DeadCap", "at least 1", fmt.Sprint(c.DeadCap)}
+	case c.Horizon != 0 && (c.Horizon < time.Second || c.Ledger == nil):
+		return &InputError{"Config.Horizon", "0, or at least 1 s together with Config.Ledger", c.Horizon.String()}
 	case c.MaxSkew < 0:
 		return &InputError{"Config.MaxSkew", "positive", c.MaxSkew.String()}
 	}

@@ -218,7 +218,7 @@ func (r *rig) state() string {
 			zsets = append(zsets, pipe.ZRangeWithScores(r.Context(), key, 0, -1))
 		}
 		var hashes []*redis.MapStringStringCmd
-		for _, key := range k[3:8] {
+		for _, key := range slices.Concat(k[3:8], k[11:]) {
 			hashes = append(hashes, pipe.HGetAll(r.Context(), key))
 		}
 		_, err := pipe.Exec(r.Context())
@@ -250,13 +250,16 @@ func (r *rig) state() string {
 		for id, v := range hashes[4].Val() {
 			add("error", id, strings.ReplaceAll(v, "\n", " "))
 		}
+		for id, v := range hashes[5].Val() {
+			add("rev", id, v)
+		}
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")
 }
 
 func (r *rig) tokenName(token string) string {
-	if token == "cancelled" {
+	if token == "cancelled" || strings.HasPrefix(token, "rev:") {
 		return token
 	}
 	if name := r.tokens[fmt.Sprintf("%x", token)]; name != "" {

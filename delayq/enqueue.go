@@ -105,6 +105,9 @@ func fit(entries []*entry) int {
 
 // enqueue sends one call's worth of entries.
 func (sh *shard) enqueue(ctx context.Context, entries []*entry) []Result {
+	if sh.q.lq != nil {
+		return sh.q.book(ctx, nil, entries)
+	}
 	n := len(entries)
 	policy := entries[0].task.Conflict
 	dues := entries

@@ -26,19 +26,23 @@ var errEnvelope = errors.New("delayq: unreadable task record")
 
 // encode makes the record of t.
 func encode(t *Task, now time.Time) []byte {
-	b := make([]byte, 0, 1+stampSize+8+len(t.Type)+len(t.Key)+len(t.Payload))
+	var stamp [2 + 8 + 8]byte
+	binary.BigEndian.PutUint64(stamp[:], uint64(now.UnixMilli()))
+	binary.BigEndian.PutUint64(stamp[8:], rand.Uint64()) // the last two bytes of it are left over
+	return encodeStamped(stamp[2:2+stampSize], t.Type, t.Key, t.Payload)
+}
+
+// encodeStamped makes the record of a task whose stamp is known: the same bytes each time.
+func encodeStamped(stamp []byte, typ, key string, payload []byte) []byte {
+	b := make([]byte, 0, 1+stampSize+8+len(typ)+len(key)+len(payload))
 	b = append(b, envelopeVersion)
-	var eight [8]byte
-	binary.BigEndian.PutUint64(eight[:], uint64(now.UnixMilli()))
-	b = append(b, eight[2:]...)
-	binary.BigEndian.PutUint64(eight[:], rand.Uint64())
-	b = append(b, eight[2:]...)
-	b = appendText(b, t.Type)
-	if t.Key != "" {
-		b = appendText(append(b, tagKey), t.Key)
+	b = append(b, stamp...)
+	b = appendText(b, typ)
+	if key != "" {
+		b = appendText(append(b, tagKey), key)
 	}
 	b = append(b, tagEnd)
-	return append(b, t.Payload...)
+	return append(b, payload...)
 }
 
 func appendText(b []byte, s string) []byte {

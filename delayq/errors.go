@@ -34,6 +34,10 @@ var (
 	ErrNoQueue = errors.New("no such queue")
 	// ErrShards: Config.Shards differs from the stored count.
 	ErrShards = errors.New("wrong shard count")
+	// ErrNoLedger: the call needs Config.Ledger.
+	ErrNoLedger = errors.New("the queue has no ledger")
+	// ErrLedger: the queue is kept by a ledger, and Config.Ledger is not set.
+	ErrLedger = errors.New("queue is kept by a ledger")
 	// ErrSchema: the queue's data has another schema version than this package.
 	ErrSchema = errors.New("wrong schema version")
 	// ErrEviction: Redis may evict the queue's keys; set maxmemory-policy to noeviction, or at least to a volatile one.

@@ -31,7 +31,7 @@ func RunScript(ctx context.Context, q *Queue, shard int, verb string, args ...an
 	s := q.scripts
 	for _, sc := range []script{
 		s.init, s.enqueue, s.lease, s.extend, s.ack, s.retry, s.release, s.bury, s.cancel, s.reschedule, s.replay, s.purge,
-		s.stats, s.get, s.list, s.audit,
+		s.stats, s.get, s.list, s.audit, s.put, s.drop, s.quarantine, s.check, s.mend, s.nudge,
 	} {
 		if sc.verb == verb {
 			return q.shards[shard].run(ctx, sc, args, nil)
@@ -99,4 +99,17 @@ func Waiting(q *Queue, shard int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.queue)
+}
+
+// Rev is the revision at which a lease was leased.
+func Rev(l *Lease) int64 { return l.rev }
+
+// BareToken is the token of a lease as Redis has it.
+func BareToken(l *Lease) string { return l.token }
+
+// Init runs the script that makes a shard or checks it.
+func Init(ctx context.Context, q *Queue, shard int) (string, error) {
+	got, err := q.shards[shard].init(ctx, len(q.shards), true)
+	got.now = time.Time{}
+	return fmt.Sprint(got), err
 }

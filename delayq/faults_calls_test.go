@@ -16,14 +16,16 @@ import (
 
 // A apiCall is a call of the API that runs one script once, in a world where it has every kind of thing to do.
 type apiCall struct {
-	name   string
+	name   string // "ledger: ..." is made in a queue that has one
 	verb   string // of the script
 	reads  bool   // changes nothing
 	create bool   // needs memory: a full Redis refuses it
 	do     func(ctx context.Context, w *world) (any, error)
 }
 
-var apiCalls = []apiCall{
+var apiCalls = slices.Concat(redisCalls, mirrorCalls)
+
+var redisCalls = []apiCall{
 	{"open", "init", false, false, func(ctx context.Context, w *world) (any, error) {
 		q, err := delayq.Open(ctx, w.rdb, w.q.Name(), w.cfg)
 		if err != nil {
@@ -125,6 +127,15 @@ var apiCalls = []apiCall{
 	}},
 }
 
+// world is what the call is made in.
+func (call apiCall) world(t *testing.T, rdb redis.UniversalClient) *world {
+	t.Helper()
+	if strings.HasPrefix(call.name, "ledger: ") {
+		return newLedgerWorld(t, rdb)
+	}
+	return newWorld(t, rdb, delayq.Config{})
+}
+
 // A world is a queue of one shard with a task in every situation, the same each time it is made.
 type world struct {
 	*rig
@@ -217,9 +228,9 @@ func (w *world) unchanged(before map[string]string, what string) {
 // twin runs a call in two worlds on one server, the second one with a fault, and expects the same of both.
 func twin(t *testing.T, call apiCall, plain, faulty redis.UniversalClient, fault func(w *world)) {
 	t.Helper()
-	want := newWorld(t, plain, delayq.Config{})
+	want := call.world(t, plain)
 	wantTold := want.told(call.do(t.Context(), want))
-	got := newWorld(t, faulty, delayq.Config{})
+	got := call.world(t, faulty)
 	fault(got)
 	if told := got.told(call.do(t.Context(), got)); told != wantTold {
 		t.Errorf("answered\n%s\nwithout the fault\n%s", told, wantTold)

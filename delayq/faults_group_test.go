@@ -116,7 +116,7 @@ func (h *instantly) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			cmd.SetErr(ctx.Err())
 			return ctx.Err()
 		}
-		n := cmd.Args()[17].(int)
+		n := cmd.Args()[18].(int)
 		if h.sent.Add(int64(n))%3 == 0 {
 			runtime.Gosched()
 		}

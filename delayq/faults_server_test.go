@@ -82,7 +82,7 @@ func TestAFullRedisDrains(t *testing.T) {
 				twin(t, call, rdb, rdb, func(*world) { fill(t, "1") })
 				return
 			}
-			w := newWorld(t, rdb, delayq.Config{})
+			w := call.world(t, rdb)
 			before := w.dump()
 			fill(t, "1")
 			_, err := call.do(t.Context(), w)
@@ -139,7 +139,7 @@ func TestAReplicaThatIsPromotedTakesTheCall(t *testing.T) {
 	r.q = newRig(t, realClient(t, master.Addr()), delayq.Config{}).q
 	name := r.q.Name()
 	demote()
-	until(t, func() bool { return admin.Exists(t.Context(), delayq.Keys(r.q, 0)...).Val() == 11 })
+	until(t, func() bool { return admin.Exists(t.Context(), delayq.Keys(r.q, 0)...).Val() == 12 })
 	q, err := delayq.Open(t.Context(), rdb, name, delayq.Config{NoCreate: true})
 	r.ok(err)
 	r.q = q
@@ -367,8 +367,8 @@ func TestAWrongTypeStopsAScriptBeforeItsFirstWrite(t *testing.T) {
 		t.Run(call.name, func(t *testing.T) {
 			t.Parallel()
 			failed := 0
-			for k := range 11 {
-				w := newWorld(t, rdb, delayq.Config{})
+			for k := range 12 {
+				w := call.world(t, rdb)
 				key := delayq.Keys(w.q, 0)[k]
 				_, name, _ := strings.Cut(key, "}:")
 				w.ok(rdb.Set(t.Context(), key, "not a container", 0).Err())
@@ -424,7 +424,7 @@ func TestAMissingRightStopsAScriptBeforeItsFirstWrite(t *testing.T) {
 			if call.reads {
 				continue
 			}
-			w := newWorld(t, rdb, delayq.Config{})
+			w := call.world(t, rdb)
 			before := w.dump()
 			acl("-" + command)
 			_, err := call.do(t.Context(), w)
@@ -448,18 +448,18 @@ func TestAMalformedBatchIsRefused(t *testing.T) {
 	rdb := realClient(t, servers.SharedRedis(t).Addr())
 	for _, call := range apiCalls {
 		t.Run(call.name, func(t *testing.T) {
-			if call.verb == "init" || call.verb == "stats" || call.verb == "list" {
+			if slices.Contains([]string{"init", "stats", "list", "nudge"}, call.verb) {
 				t.Skip("takes no batch")
 			}
-			w := newWorld(t, realClient(t, servers.SharedRedis(t).Addr()), delayq.Config{})
+			w := call.world(t, realClient(t, servers.SharedRedis(t).Addr()))
 			var sent []any
 			w.rdb.(*redis.Client).AddHook(sending(func(cmd redis.Cmder) {
 				if cmd.Name() == "evalsha" {
-					sent = cmd.Args()[3+11:]
+					sent = cmd.Args()[3+12:]
 				}
 			}))
 			_, _ = call.do(t.Context(), w)
-			w = newWorld(t, rdb, delayq.Config{})
+			w = call.world(t, rdb)
 			before := w.dump()
 			for name, args := range map[string][]any{
 				"one too few":  sent[:len(sent)-1],

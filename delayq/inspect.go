@@ -46,6 +46,13 @@ func (q *Queue) Get(ctx context.Context, id string) (*Info, error) {
 	if id == "" || len(id) > maxID {
 		return nil, &TaskError{"get", q.name, id, &InputError{"ID", "1 to 256 bytes", fmt.Sprintf("%d bytes", len(id))}}
 	}
+	if q.lq != nil {
+		in, err := q.getBooked(ctx, id)
+		if err != nil {
+			return nil, &TaskError{"get", q.name, id, err}
+		}
+		return in, nil
+	}
 	infos, err := q.shard(id).get(ctx, []string{id})
 	if err != nil {
 		return nil, &TaskError{"get", q.name, id, err}
@@ -171,6 +178,13 @@ func (q *Queue) List(ctx context.Context, o ListOptions) (*Page, error) {
 	if limit < 1 || limit > maxBatch {
 		return nil, &InputError{"ListOptions.Limit", "1 to 500", strconv.Itoa(limit)}
 	}
+	if q.lq != nil {
+		return q.listBooked(ctx, o, limit)
+	}
+	return q.listRedis(ctx, o, limit)
+}
+
+func (q *Queue) listRedis(ctx context.Context, o ListOptions, limit int) (*Page, error) {
 	states := []string{string(o.State)}
 	if o.State == StateDue {
 		states = append(states, "expired")

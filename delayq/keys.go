@@ -8,7 +8,7 @@ func keysOf(queue string, shard int) []string {
 	p := "dq:{" + queue + ":" + strconv.Itoa(shard) + "}:"
 	return []string{
 		p + "pending", p + "processing", p + "dead", p + "tasks", p + "state",
-		p + "done:0", p + "done:1", p + "errors", p + "meta", p + "req", p + "consumers",
+		p + "done:0", p + "done:1", p + "errors", p + "meta", p + "req", p + "consumers", p + "revs",
 	}
 }
 
@@ -20,6 +20,7 @@ const (
 	keyTasks      = 3
 	keyState      = 4
 	keyErrors     = 7
+	keyRevs       = 11
 )
 
 // shardOf maps an id to a shard by FNV-1a: stable for ever, since moving ids between shards would lose them.

@@ -17,6 +17,7 @@ type Lease struct {
 
 	shard  *shard
 	token  string
+	rev    int64 // of the ledger, as the task was leased; 0 without one
 	broken error // the record could not be read
 }
 
@@ -52,6 +53,13 @@ func (q *Queue) Lease(ctx context.Context, o LeaseOptions) ([]*Lease, error) {
 	if err := validConsumer("LeaseOptions.Consumer", o.Consumer); err != nil {
 		return nil, err
 	}
+	if q.lq != nil {
+		return q.leaseClaimed(ctx, o)
+	}
+	return q.leaseInRedis(ctx, o)
+}
+
+func (q *Queue) leaseInRedis(ctx context.Context, o LeaseOptions) ([]*Lease, error) {
 	var all []*Lease
 	first := q.turn.next(len(q.shards))
 	for i := range q.shards {
@@ -109,7 +117,7 @@ func (c *leaseCall) args(q *Queue) []any {
 	}
 	return []any{
 		q.clock(), c.token, c.max, ms(c.lease), c.consumer, maxReply,
-		c.group, c.consumer, bit(c.register), max(c.keep, 1), bit(c.dues),
+		c.group, c.consumer, bit(c.register), max(c.keep, 1), bit(c.dues), bit(q.mode() != ""),
 	}
 }
 
@@ -133,7 +141,10 @@ func (sh *shard) leased(reply any, c *leaseCall, sent time.Time) (*leased, error
 	if ok && len(f) == 1 && f[0] == int64(codeNoEpoch) {
 		return nil, errNoEpoch
 	}
-	if !ok || len(f) != 11 {
+	if ok && len(f) == 1 && f[0] == int64(codeMode) {
+		return nil, fmt.Errorf("delayq: lease %s: %w", sh.q.name, ErrLedger)
+	}
+	if !ok || len(f) != 12 {
 		return nil, errReply
 	}
 	var n [6]int64
@@ -147,7 +158,8 @@ func (sh *shard) leased(reply any, c *leaseCall, sent time.Time) (*leased, error
 	blobs, ok2 := f[7].([]any)
 	extras, ok3 := f[9].([]any)
 	missing, ok4 := f[10].([]any)
-	if !ok1 || !ok2 || !ok3 || !ok4 || len(ids) != len(blobs) {
+	revs, ok5 := f[11].([]any)
+	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 || len(ids) != len(blobs) {
 		return nil, errReply
 	}
 	l := &leased{stay: n[3] == 1, version: n[4], next: -1}
@@ -168,6 +180,9 @@ func (sh *shard) leased(reply any, c *leaseCall, sent time.Time) (*leased, error
 		le.ID, le.Queue, le.Deliveries, le.Attempt = text(ids[i]), sh.q.name, 1, 1
 		if i < len(dues) {
 			le.Due = scoreTime(dues[i])
+		}
+		if i < len(revs) {
+			le.rev, _ = strconv.ParseInt(text(revs[i]), 10, 64)
 		}
 		le.broken = decode([]byte(text(blobs[i])), &le.Task)
 	}

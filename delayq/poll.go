@@ -26,6 +26,9 @@ type source struct {
 	token    string // of a lease call without an answer: sent again, or what it leased would be lost until its end
 	asked    bool
 	more     bool // the last reply left tasks that are due
+
+	failedAt  time.Time // when the present row of failures began
+	unclaimed []*Lease  // leased in Redis, and the ledger has not answered whether they may run
 }
 
 const farAway = 1000 * time.Hour
@@ -54,6 +57,14 @@ func (r *run) poll(ctx context.Context) (string, error) {
 		free, stuck := r.room()
 		if stuck >= r.cfg.Concurrency {
 			return "error", ErrStuck
+		}
+		if b := r.backupDue(now); b != nil && free > 0 {
+			if err := r.fallBack(b, free); err == nil {
+				answered = true
+			} else {
+				lastErr = err
+			}
+			free, _ = r.room()
 		}
 		chosen, wake := r.choose(now, free, turn)
 		// Rounds keep a distance, unless a backlog meets a half-empty worker.
@@ -96,6 +107,9 @@ func (r *run) room() (free, stuck int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	free = r.cfg.Concurrency - r.active
+	for _, s := range r.sources {
+		free -= len(s.unclaimed)
+	}
 	if len(r.inflight) >= 2*r.cfg.Concurrency+maxBatch {
 		free = 0
 	}
@@ -114,6 +128,11 @@ func (r *run) choose(now time.Time, free, turn int) (chosen []*source, wake time
 		if !at.After(now) {
 			chosen = append(chosen, s)
 		} else if at.Before(wake) {
+			wake = at
+		}
+	}
+	for _, b := range r.backups {
+		if at := b.dueAt(); free > 0 && at.Before(wake) {
 			wake = at
 		}
 	}
@@ -138,7 +157,14 @@ func (r *run) sleep(ctx context.Context, until time.Time) {
 // taken over; err is set when no source answered.
 func (r *run) round(chosen []*source, free int) (stay bool, err error) {
 	// Not under Run's context: a call that is cut off may have leased tasks that nobody then knows of.
-	ctx, cancel := r.call(r.base, r.cfg.Lease/3, r.cfg.Margin)
+	most := r.cfg.Lease / 3
+	if len(r.backups) > 0 {
+		most = min(most, hungRedis)
+	}
+	if chosen, err = r.claimAgain(chosen); len(chosen) == 0 {
+		return true, err
+	}
+	ctx, cancel := r.call(r.base, most, r.cfg.Margin)
 	defer cancel()
 	calls := make([]*leaseCall, len(chosen))
 	for i, s := range chosen {
@@ -178,9 +204,7 @@ func (r *run) round(chosen []*source, free int) (stay bool, err error) {
 		answered = true
 		s.answered(got, calls[i], sent)
 		stay = stay && got.stay
-		for _, l := range got.leases {
-			r.start(s, l)
-		}
+		s.startAll(got.leases)
 	}
 	if answered {
 		err = nil
@@ -266,6 +290,9 @@ func (s *source) answered(got *leased, c *leaseCall, sent time.Time) {
 // failed backs off; the first failure of a row is logged.
 func (s *source) failed(err error) {
 	s.failures++
+	if s.failures == 1 {
+		s.failedAt = time.Now()
+	}
 	cfg := s.run.cfg
 	wait := min(100*time.Millisecond<<min(s.failures, 6), 5*time.Second)
 	s.pollAt = time.Now().Add(wait/2 + rand.N(wait/2+1))

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,6 +27,10 @@ type Queue struct {
 	shards     []*shard
 	turn       turn
 	clock      func() string // the clock override of scripts; tests alone set it
+
+	lq    LedgerQueue  // nil without Config.Ledger
+	since time.Time    // when the ledger first knew the queue
+	quiet atomic.Int64 // until then (Unix ns) nobody tells Redis anything: it did not answer
 }
 
 // A shard is one part of a queue: a set of keys in one slot, and the callers that enqueue to it together.
@@ -53,13 +58,21 @@ func (t *turn) next(of int) int {
 // the caller's; set ContextTimeoutEnabled on it, or deadlines of contexts do not reach reads already under way.
 //
 // Open checks what it can without special rights and fails with ErrEviction, ErrServerVersion, ErrClockSkew, ErrShards,
-// ErrSchema, ErrNoQueue (with Config.NoCreate) or ErrInvalid; what it cannot check it tells Config.OnWarning.
+// ErrSchema, ErrNoQueue (with Config.NoCreate), ErrLedger or ErrInvalid; what it cannot check it tells Config.OnWarning.
+//
+// With Config.Ledger the ledger must answer. Redis need not: it is warned of, and what Redis should know is brought over later.
 func Open(ctx context.Context, rdb redis.UniversalClient, name string, cfg Config) (*Queue, error) {
 	cfg = cfg.withDefaults()
 	if err := errors.Join(validQueue(name), cfg.validate()); err != nil {
 		return nil, fmt.Errorf("delayq: open: %w", err)
 	}
 	q := &Queue{rdb: rdb, name: name, cfg: cfg, scripts: newScripts(cfg.ScriptHeader), clock: func() string { return "0" }}
+	if cfg.Ledger != nil {
+		if err := q.openBooked(ctx); err != nil {
+			return nil, err
+		}
+		return q, nil
+	}
 	if err := q.checkServer(ctx); err != nil {
 		return nil, err
 	}
@@ -116,6 +129,14 @@ func (q *Queue) MaxPayload() int { return q.maxPayload }
 
 func (q *Queue) shard(id string) *shard { return q.shards[shardOf(id, len(q.shards))] }
 
+// mode is what the queue stores as its mode: "ledger" when it has one, else empty.
+func (q *Queue) mode() string {
+	if q.lq != nil || q.cfg.Ledger != nil { // the latter while it is opened
+		return "ledger"
+	}
+	return ""
+}
+
 // storedConfig is what a queue keeps of its configuration, and its clock.
 type storedConfig struct {
 	shards     int
@@ -128,7 +149,7 @@ type storedConfig struct {
 func (sh *shard) init(ctx context.Context, shards int, create bool) (storedConfig, error) {
 	q := sh.q
 	reply, err := sh.run(ctx, q.scripts.init, []any{
-		q.clock(), bit(create), schemaVersion, strconv.Itoa(shards), ms(q.retention), q.maxPayload, randomHex(),
+		q.clock(), bit(create), schemaVersion, strconv.Itoa(shards), ms(q.retention), q.maxPayload, randomHex(), q.mode(),
 	}, nil)
 	if err != nil {
 		return storedConfig{}, err
@@ -146,6 +167,8 @@ func (sh *shard) init(ctx context.Context, shards int, create bool) (storedConfi
 	switch n[0] {
 	case codeNoQueue:
 		err = ErrNoQueue
+	case codeMode:
+		err = ErrLedger
 	case codeShards:
 		err = fmt.Errorf("%w: the queue has %d, Config.Shards says %d", ErrShards, n[3], shards)
 	case codeSchema:

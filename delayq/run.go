@@ -19,6 +19,7 @@ type run struct {
 	began    time.Time
 	deadline time.Time // of Run's context, zero for none
 	sources  []*source
+	backups  []*backup // one for each queue that has a ledger
 
 	mu       sync.Mutex
 	inflight map[*running]struct{} // leased and not yet settled
@@ -68,10 +69,14 @@ func newRun(ctx context.Context, w *Worker) *run {
 		r.types = m.typeConfig
 	}
 	for _, q := range w.queues {
+		first := len(r.sources)
 		for _, sh := range q.shards {
 			s := &source{sh: sh, run: r, nextAt: r.began, register: true}
 			s.settler = newSettler(s)
 			r.sources = append(r.sources, s)
+		}
+		if q.lq != nil {
+			r.backups = append(r.backups, &backup{q: q, sources: r.sources[first:], at: r.began.Add(ledgerLook)})
 		}
 	}
 	return r

@@ -42,10 +42,17 @@ const (
 	codeDead            = -5
 	codeDone            = -6
 	codeStop            = -7
+	codeNewer           = -8
+	codeChanged         = -8 // of quarantine
 	codeNoEpoch         = -9
 	codeNoQueue         = -10
 	codeShards          = -11
 	codeSchema          = -12
+	codeOlder           = -13
+	codeBroken          = -14
+	codeMode            = -15
+	codeQuarantined     = -16
+	codeUnbooked        = -17
 )
 
 // A script is one verb's text, named by its hash so that it travels once.
@@ -53,7 +60,8 @@ type script struct{ verb, text, sha string }
 
 // scripts holds every verb, with the optional header line (Config.ScriptHeader) prepended.
 type scripts struct {
-	init, enqueue, lease, extend, ack, retry, release, bury, cancel, reschedule, replay, purge, stats, get, list, audit script
+	init, enqueue, lease, extend, ack, retry, release, bury, cancel, reschedule, replay, purge, stats, get, list, audit,
+	put, drop, quarantine, check, mend, nudge script
 }
 
 func newScripts(header string) *scripts {
@@ -70,6 +78,8 @@ func newScripts(header string) *scripts {
 		release: make1("release", lua.Release), bury: make1("bury", lua.Bury), cancel: make1("cancel", lua.Cancel),
 		reschedule: make1("reschedule", lua.Reschedule), replay: make1("replay", lua.Replay), purge: make1("purge", lua.Purge),
 		stats: make1("stats", lua.Stats), get: make1("get", lua.Get), list: make1("list", lua.List), audit: make1("audit", lua.Audit),
+		put: make1("put", lua.Put), drop: make1("drop", lua.Drop), quarantine: make1("quarantine", lua.Quarantine),
+		check: make1("check", lua.Check), mend: make1("mend", lua.Mend), nudge: make1("nudge", lua.Nudge),
 	}
 }
 
@@ -186,8 +196,11 @@ func exceptions(reply any, n int) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	if first == codeNoEpoch {
+	switch first {
+	case codeNoEpoch:
 		return nil, errNoEpoch
+	case codeMode:
+		return nil, ErrLedger
 	}
 	codes := make([]int, n)
 	for i := range codes {

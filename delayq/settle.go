@@ -20,9 +20,12 @@ type settlement struct {
 	lease   *Lease
 	verb    settleVerb
 	delay   time.Duration // retry, release
+	at      time.Time     // release: an instant instead of delay
 	reason  string        // retry, bury
 	err     error         // retry, bury
 	payload []byte        // retry: the rest of the work, nil = unchanged
+
+	maxFailed int // retry with a ledger: attempts that may fail
 }
 
 type settleVerb int
@@ -93,6 +96,13 @@ func byShard(leases []*Lease) map[*shard][]int {
 
 // extend renews at most maxBatch leases of one shard; the answer has one place for each.
 func (sh *shard) extend(ctx context.Context, d time.Duration, leases []*Lease) []error {
+	if sh.q.lq != nil {
+		return sh.q.renew(ctx, sh, d, leases)
+	}
+	return sh.extendInRedis(ctx, d, leases)
+}
+
+func (sh *shard) extendInRedis(ctx context.Context, d time.Duration, leases []*Lease) []error {
 	args := make([]any, 0, 6+len(leases))
 	args = append(args, sh.q.clock(), ms(d), len(leases))
 	args = appendByToken(args, leases)
@@ -132,6 +142,13 @@ func (q *Queue) settleAll(ctx context.Context, verb settleVerb, leases []*Lease,
 
 // settle sends at most maxBatch settlements of one verb and shard; the answer has one place for each.
 func (sh *shard) settle(ctx context.Context, items []settlement) []error {
+	if sh.q.lq != nil {
+		return sh.q.finish(ctx, items)
+	}
+	return sh.settleInRedis(ctx, items)
+}
+
+func (sh *shard) settleInRedis(ctx context.Context, items []settlement) []error {
 	q, n, verb := sh.q, len(items), items[0].verb
 	leases := make([]*Lease, n)
 	for i, s := range items {
@@ -156,7 +173,11 @@ func (sh *shard) settle(ctx context.Context, items []settlement) []error {
 	case verbRelease:
 		sc = q.scripts.release
 		for _, s := range items {
-			args = append(args, ms(min(s.delay, longestDelay)))
+			if s.at.IsZero() {
+				args = append(args, ms(min(s.delay, longestDelay)))
+			} else {
+				args = append(args, "@"+itoa(unixMS(s.at)))
+			}
 		}
 	case verbRetry:
 		sc = q.scripts.retry
@@ -242,8 +263,14 @@ var leaseErrors = map[int]error{
 	codeCancelled: ErrCancelled, codeStop: ErrCancelled, codeLeaseLost: ErrLeaseLost, codeUnknown: ErrNotFound,
 }
 
-// errorRecord is reason and text as kept in Redis: valid UTF-8, cut to maxError.
+// errorRecord is reason and text as kept in Redis.
 func errorRecord(s settlement) string {
+	reason, body := cutError(s)
+	return fmt.Sprintf("%s\n%s", reason, body)
+}
+
+// cutError is reason and text of a failure: valid UTF-8, cut to maxError.
+func cutError(s settlement) (reason, text string) {
 	body := ""
 	if s.err != nil {
 		body = strings.ToValidUTF8(s.err.Error(), "?")
@@ -254,5 +281,5 @@ func errorRecord(s settlement) string {
 			body = body[:len(body)-1]
 		}
 	}
-	return fmt.Sprintf("%s\n%s", s.reason, body)
+	return s.reason, body
 }

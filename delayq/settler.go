@@ -101,7 +101,7 @@ func (s *settler) report(ctx context.Context, batch []report) {
 		unanswered := errors.As(errs[0], &lost) && !known(lost.Err)
 		if !unanswered || time.Now().After(until) || ctx.Err() != nil {
 			for i, rep := range batch {
-				s.src.run.settled(rep.task, rep.settlement, errs[i])
+				s.src.run.settled(rep.task, items[i], errs[i])
 			}
 			return
 		}

@@ -11,15 +11,16 @@ import (
 )
 
 // Stats describes a queue at one moment. Counters and histograms count since the queue's data began; they live in Redis, so
-// short-lived consumers lose nothing.
+// short-lived consumers lose nothing. With a ledger they count what Redis was told of, which is nearly all.
 type Stats struct {
 	Queue string    `json:"queue"`
-	Now   time.Time `json:"now"` // by Redis' clock
+	Mode  string    `json:"mode,omitempty"` // "ledger", or empty
+	Now   time.Time `json:"now"`            // by Redis' clock
 
 	Pending    int64 `json:"pending"` // not yet due
 	Due        int64 `json:"due"`     // expired leases included
 	Processing int64 `json:"processing"`
-	Dead       int64 `json:"dead"`
+	Dead       int64 `json:"dead"` // with a ledger its dead letters, counted up to 100,000, and the quarantined
 	// OldestDueAge is how long the most overdue task has been due, 0 when none is.
 	OldestDueAge time.Duration `json:"oldest_due_age_ns"`
 	Consumers    int64         `json:"consumers"` // that called within about an hour
@@ -40,6 +41,7 @@ type Stats struct {
 	Replayed    int64 `json:"replayed"`
 	Purged      int64 `json:"purged"`
 	Rescheduled int64 `json:"rescheduled"`
+	Quarantined int64 `json:"quarantined,omitempty"` // unknown to the ledger
 
 	// Failed counts failed attempts, retried or buried, by reason.
 	Failed map[string]int64 `json:"failed"`
@@ -60,9 +62,10 @@ type ShardStats struct {
 	Tasks      int64  `json:"tasks"` // records
 	States     int64  `json:"states"`
 	Errors     int64  `json:"errors"`
+	Revs       int64  `json:"revs,omitempty"` // with a ledger: as many as records
 	Tombstones int64  `json:"tombstones"`
 
-	balance int64 // created less ended: must equal Tasks
+	balance int64 // records made less records removed: must equal Tasks
 }
 
 // A Histogram counts durations by upper bounds.
@@ -113,26 +116,10 @@ func (q *Queue) Stats(ctx context.Context) (*Stats, error) {
 		"created": &s.Created, "replaced": &s.Replaced, "duplicate": &s.Duplicates, "retried": &s.Retried, "released": &s.Released,
 		"buried": &s.Buried, "cancelled": &s.Cancelled, "expired": &s.Expired, "stale": &s.Stale, "missing": &s.Missing,
 		"trimmed": &s.Trimmed, "replayed": &s.Replayed, "purged": &s.Purged, "rescheduled": &s.Rescheduled,
+		"succeeded": &s.Succeeded, "quarantined": &s.Quarantined,
 	}
 	for _, sh := range q.shards {
-		var f []any
-		err := sh.withEpoch(ctx, func() error {
-			reply, err := sh.run(ctx, q.scripts.stats, []any{q.clock()}, nil)
-			if err != nil {
-				return err
-			}
-			var ok bool
-			if f, ok = reply.([]any); !ok || len(f) == 0 {
-				return errReply
-			}
-			if f[0] == int64(codeNoEpoch) {
-				return errNoEpoch
-			}
-			if len(f) != 13 {
-				return errReply
-			}
-			return nil
-		})
+		f, err := sh.stats(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -140,18 +127,56 @@ func (q *Queue) Stats(ctx context.Context) (*Stats, error) {
 			return nil, err
 		}
 	}
-	s.Leased, s.Succeeded = s.Lateness.Count, s.Duration.Count
+	s.Leased = s.Lateness.Count
+	if q.lq != nil {
+		counts, err := q.lq.Counts(ctx, mostCounted)
+		if err != nil {
+			return nil, err
+		}
+		s.Dead += counts.Dead
+	}
 	return s, nil
 }
 
-func (s *Stats) addShard(f []any, counters map[string]*int64) error {
-	var n [12]int64
-	for i := range n {
-		v, err := number(f[i])
+// stats runs stats.lua and checks the shape of its answer.
+func (sh *shard) stats(ctx context.Context) (f []any, err error) {
+	err = sh.withEpoch(ctx, func() error {
+		reply, err := sh.run(ctx, sh.q.scripts.stats, []any{sh.q.clock()}, nil)
 		if err != nil {
 			return err
 		}
-		n[i] = v
+		var ok bool
+		if f, ok = reply.([]any); !ok || len(f) == 0 {
+			return errReply
+		}
+		if f[0] == int64(codeNoEpoch) {
+			return errNoEpoch
+		}
+		if len(f) != 15 {
+			return errReply
+		}
+		return nil
+	})
+	return f, err
+}
+
+// statsNumbers are the numbers of an answer of stats.lua; place 12 is not one and stays 0.
+func statsNumbers(f []any) (n [15]int64, err error) {
+	for i := range n {
+		if i == 12 {
+			continue
+		}
+		if n[i], err = number(f[i]); err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+func (s *Stats) addShard(f []any, counters map[string]*int64) error {
+	n, err := statsNumbers(f)
+	if err != nil {
+		return err
 	}
 	meta, ok := f[12].([]any)
 	if !ok {
@@ -161,7 +186,7 @@ func (s *Stats) addShard(f []any, counters map[string]*int64) error {
 	if now.After(s.Now) {
 		s.Now = now
 	}
-	shard := ShardStats{Pending: n[2], Due: n[3], Processing: n[4], Dead: n[5], Tasks: n[8], States: n[9], Errors: n[10], Tombstones: n[11]}
+	shard := ShardStats{Pending: n[2], Due: n[3], Processing: n[4], Dead: n[5], Tasks: n[8], States: n[9], Errors: n[10], Tombstones: n[11], Revs: n[13]}
 	s.Pending += n[2]
 	s.Due += n[3]
 	s.Processing += n[4]
@@ -173,10 +198,13 @@ func (s *Stats) addShard(f []any, counters map[string]*int64) error {
 	for i := 0; i+1 < len(meta); i += 2 {
 		field, value := text(meta[i]), text(meta[i+1])
 		family, name, _ := strings.Cut(field, ":")
-		if field == "epoch" {
+		switch field {
+		case "epoch":
 			shard.Epoch = value
+		case "mode":
+			s.Mode = value
 		}
-		if family != "c" && family != "f" && family != "l" && family != "d" {
+		if family != "c" && family != "e" && family != "f" && family != "l" && family != "d" {
 			continue
 		}
 		v, err := strconv.ParseInt(value, 10, 64)
@@ -184,15 +212,18 @@ func (s *Stats) addShard(f []any, counters map[string]*int64) error {
 			return fmt.Errorf("delayq: counter %s: %w", field, errReply)
 		}
 		switch family {
-		case "c":
+		case "c", "e":
 			if c := counters[name]; c != nil {
 				*c += v
 			}
-			switch name {
-			case "created":
+			switch field {
+			case "c:created", "e:shown":
 				shard.balance += v
-			case "cancelled", "missing", "trimmed", "purged":
+			case "c:cancelled", "c:missing", "c:trimmed", "c:purged", "e:dropped":
 				shard.balance -= v
+			case "e:timed": // among the d: buckets, and not acked in Redis
+				shard.balance += v
+				s.Succeeded -= v
 			}
 		case "f":
 			s.Failed[name] += v
@@ -202,6 +233,7 @@ func (s *Stats) addShard(f []any, counters map[string]*int64) error {
 			s.Duration.add(name, v)
 			if name != "sum" {
 				shard.balance -= v
+				s.Succeeded += v
 			}
 		}
 	}

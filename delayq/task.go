@@ -51,6 +51,8 @@ type Task struct {
 	Due time.Time `json:"due,omitzero"`
 	// EnqueuedAt is when the producer enqueued the task, by its own clock.
 	EnqueuedAt time.Time `json:"enqueued_at,omitzero"`
+
+	token string // of the lease, for CompleteTx
 }
 
 // Conflict is what Enqueue does with an id that the queue knows.

@@ -94,6 +94,7 @@ const (
 	ReasonNoHandler = "no_handler" // nobody handles the task's type
 	ReasonLost      = "lost"       // its leases ran out too often: it takes its consumers down
 	ReasonUnread    = "unreadable" // the record could not be read
+	ReasonUnbooked  = "unbooked"   // Redis has the task and the ledger does not know it
 )
 
 // reasonOf classes a handler's error.
@@ -206,7 +207,7 @@ func (r *run) failed(t *running, err error, reason string) settlement {
 	}
 	delay := t.cfg.Retry(failed)
 	r.cfg.Logger.Warn("delayq: task failed, will retry", append(attrs, "retry_in", delay.Round(time.Millisecond).String())...)
-	return settlement{verb: verbRetry, delay: delay, reason: reason, err: err}
+	return settlement{verb: verbRetry, delay: delay, reason: reason, err: err, maxFailed: t.cfg.MaxAttempts}
 }
 
 // firstLine is an error for the log; a stack stays in Redis.

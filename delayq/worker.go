@@ -57,6 +57,11 @@ type WorkerConfig struct {
 	Logger *slog.Logger
 }
 
+const (
+	defaultMaxAttempts = 5
+	defaultMaxLost     = 5
+)
+
 func (c WorkerConfig) withDefaults() WorkerConfig {
 	c.Concurrency = cmp.Or(c.Concurrency, 32)
 	c.Lease = cmp.Or(c.Lease, 30*time.Second)
@@ -67,8 +72,8 @@ func (c WorkerConfig) withDefaults() WorkerConfig {
 	c.MaxPoll = cmp.Or(c.MaxPoll, 500*time.Millisecond)
 	c.StartTimeout = cmp.Or(c.StartTimeout, 10*time.Second)
 	c.Runners = cmp.Or(c.Runners, 1)
-	c.MaxAttempts = cmp.Or(c.MaxAttempts, 5)
-	c.MaxLost = cmp.Or(c.MaxLost, 5)
+	c.MaxAttempts = cmp.Or(c.MaxAttempts, defaultMaxAttempts)
+	c.MaxLost = cmp.Or(c.MaxLost, defaultMaxLost)
 	if c.Consumer == "" {
 		host, _ := os.Hostname()
 		c.Consumer = fmt.Sprintf("%.60s-%d-%s", cmp.Or(host, "host"), os.Getpid(), randomHex()[:12])
@@ -136,6 +141,9 @@ type RunStats struct {
 	Stuck      int64 `json:"stuck"`     // handlers that outlived the end of their context by Grace
 	Missing    int64 `json:"missing"`   // ids whose record was gone from Redis
 	Polls      int64 `json:"polls"`     // lease calls
+	// Refused by the ledger: Redis had leased them, but they had moved on, or run elsewhere. Only with a ledger, as the next.
+	Refused    int64 `json:"refused,omitempty"`
+	FromLedger int64 `json:"from_ledger,omitempty"` // part of Leased: not from Redis, which was away or did not have them
 	// Stop says why Run came back: "cancelled", "deadline", "baton" (a younger runner took over), "idle" or "error".
 	Stop    string        `json:"stop"`
 	Elapsed time.Duration `json:"elapsed_ns"`

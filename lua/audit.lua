@@ -6,6 +6,8 @@ KEYS[3]  dead        ZSET id by time of death us
 KEYS[4]  tasks       HASH id -> encoded task
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[8]  errors      HASH id -> reason and last error
+KEYS[9]  meta        HASH
+KEYS[12] revs        HASH id -> revision in the ledger
 ARGV[1]  n, 1 to 500
 ARGV[2]  from here: n ids
 Returns  {i, text, ...} for each breach
@@ -19,6 +21,8 @@ local waiting = redis.call('ZMSCORE', KEYS[1], unpack(ARGV, 2, n + 1))
 local running = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, 2, n + 1))
 local died = redis.call('ZMSCORE', KEYS[3], unpack(ARGV, 2, n + 1))
 local entries = redis.call('HMGET', KEYS[5], unpack(ARGV, 2, n + 1))
+local revs = redis.call('HMGET', KEYS[12], unpack(ARGV, 2, n + 1))
+local ledger = redis.call('HGET', KEYS[9], 'mode')
 local reply = {}
 for i = 1, n do
   local function breach(text)
@@ -32,7 +36,10 @@ for i = 1, n do
   if places == 0 and record then breach('I1 a record without membership') end
   if places > 0 and not record then breach('I1 a membership without record') end
   if e and not record then breach('I4 state of an unknown task') end
-  if not e and redis.call('HEXISTS', KEYS[8], id) == 1 then breach('I4 error of an unknown task') end
+  if not e and not (ledger and record) and redis.call('HEXISTS', KEYS[8], id) == 1 then breach('I4 error of an unknown task') end
+  if revs[i] and not record then breach('I4 revision of an unknown task') end
+  if ledger and record and not revs[i] and not died[i] then breach('I4 a record without revision') end
+  if revs[i] and not string.match(revs[i], '^%d+$') then breach('I4 malformed revision') end
   if e and not (string.match(e, '^[LCERXB]') and string.match(string.sub(e, 18), '^%d+:%d+:%d+:%d+$')) then
     breach('I3 malformed state entry')
   end

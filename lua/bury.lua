@@ -9,6 +9,7 @@ KEYS[6]  done:0      HASH tombstones
 KEYS[7]  done:1      HASH tombstones
 KEYS[8]  errors      HASH id -> reason and last error
 KEYS[9]  meta        HASH
+KEYS[12] revs        HASH id -> revision in the ledger
 ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  n, 1 to 500
 ARGV[3]  most dead letters to keep
@@ -38,6 +39,7 @@ redis.call('HLEN', KEYS[4])
 redis.call('HLEN', KEYS[8])
 redis.call('HLEN', g.cur)
 redis.call('HLEN', g.prev)
+redis.call('HLEN', KEYS[12])
 local ids, z, h, errs, stopped, reply, stale, reasons = {}, {}, {}, {}, {}, {}, 0, {}
 for i = 1, n do
   local id, token, e = ARGV[4 + i], ARGV[n + 4 + i], entries[i]
@@ -75,6 +77,7 @@ if #ids > 0 then
     redis.call('HDEL', KEYS[4], unpack(old))
     redis.call('HDEL', KEYS[5], unpack(old))
     redis.call('HDEL', KEYS[8], unpack(old))
+    redis.call('HDEL', KEYS[12], unpack(old))
     redis.call('ZREM', KEYS[3], unpack(old))
     redis.call('HINCRBY', KEYS[9], 'c:trimmed', #old)
   end

@@ -14,7 +14,8 @@ ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  n, 1 to 500
 ARGV[3]  from here: n distinct ids
 Returns  {cancelled, i, code, ...} for the exceptions: 6 running, told to stop (RUNNING), 5 cancelled before (CANCELLED_BEFORE),
-         3 finished (FINISHED), -5 dead (DEAD), -2 no such task (UNKNOWN)
+         3 finished (FINISHED), -5 dead (DEAD), -2 no such task (UNKNOWN); {-15} kept by a ledger
+         (MODE)
 ]]
 --- @include "unpack"
 --- @include "now"
@@ -25,10 +26,11 @@ local n = tonumber(ARGV[2])
 local bad = bad_batch(n, #ARGV, 2 + n)
 if bad then return bad end
 local t = now(ARGV[1])
+local m = redis.call('HMGET', KEYS[9], 'tp', 'tr', 'ret', 'mode')
+if m[4] then return { -15 } end
 local waiting = redis.call('ZMSCORE', KEYS[1], unpack(ARGV, 3, n + 2))
 local running = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, 3, n + 2))
 local entries = redis.call('HMGET', KEYS[5], unpack(ARGV, 3, n + 2))
-local m = redis.call('HMGET', KEYS[9], 'tp', 'tr', 'ret')
 local g = tombs(m[1], m[2], m[3], KEYS[6], KEYS[7], t)
 redis.call('HLEN', KEYS[4])
 redis.call('HLEN', KEYS[8])

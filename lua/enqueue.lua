@@ -19,7 +19,7 @@ ARGV[6]  from here: n times id and encoded task, ids distinct, then due times ("
          in ms)
 Returns  {created, i, code, ...} for the exceptions: 2 created by an earlier send of this call (REPEAT), 3 replaced (REPLACED),
          4 cancelled, maybe after an earlier send (CANCELLED), -3 known and pending (PENDING), -4 processing (PROCESSING),
-         -5 dead (DEAD), -6 done (DONE); {-9} no such shard (NO_EPOCH)
+         -5 dead (DEAD), -6 done (DONE); {-9} no such shard (NO_EPOCH), {-15} kept by a ledger (MODE)
 ]]
 --- @include "unpack"
 --- @include "now"
@@ -30,8 +30,9 @@ local n = tonumber(ARGV[4])
 local bad = bad_batch(n, #ARGV, 5 + 2 * n + tonumber(ARGV[5]))
 if bad then return bad end
 local t = now(ARGV[1])
-local m = redis.call('HMGET', KEYS[9], 'epoch', 'tp', 'tr', 'ret')
+local m = redis.call('HMGET', KEYS[9], 'epoch', 'tp', 'tr', 'ret', 'mode')
 if not m[1] then return { -9 } end
+if m[5] then return { -15 } end
 local ids = {}
 for i = 1, n do ids[i] = ARGV[2 * i + 4] end
 local known = redis.call('HMGET', KEYS[4], unpack(ids))

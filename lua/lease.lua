@@ -11,6 +11,7 @@ KEYS[8]  errors      HASH id -> reason and last error
 KEYS[9]  meta        HASH
 KEYS[10] req         HASH consumer -> token and deadline of its last lease call
 KEYS[11] consumers   ZSET consumer by last call
+KEYS[12] revs        HASH id -> revision in the ledger
 ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  token, 16 random bytes, new for each call
 ARGV[3]  most tasks to lease, 0 to 500; 0 = only ask
@@ -22,12 +23,15 @@ ARGV[8]  runner id within the group
 ARGV[9]  1 = the runner's first call: register it
 ARGV[10] runners of the group that may stay
 ARGV[11] 1 = answer due times too
-Returns  {code, now, next, stay, cancel version, deadline, ids, blobs, dues, extras, missing}, times in us
-         code 1 leased now, 2 leased by an earlier send of this call (REPEAT); {-9} no such shard (NO_EPOCH)
+ARGV[12] 1 = the caller has a ledger: answer revisions too
+Returns  {code, now, next, stay, cancel version, deadline, ids, blobs, dues, extras, missing, revs}, times in us
+         code 1 leased now, 2 leased by an earlier send of this call (REPEAT); {-9} no such shard (NO_EPOCH), {-15} kept by
+         a ledger and the caller has none (MODE)
          next: when something falls due, -1 nothing known; stay: 0 = a younger runner has taken over
          dues: scores of ids, one text with blanks between, if asked for
          extras: index, "deliveries:failed:lost" of tasks leased before
          missing: ids without a record, removed
+         revs: revisions of ids, empty text for one without, if asked for
 ]]
 --- @include "unpack"
 --- @include "now"
@@ -36,11 +40,13 @@ Returns  {code, now, next, stay, cancel version, deadline, ids, blobs, dues, ext
 --- @include "end_cancelled"
 --- @include "buckets"
 local token, max, consumer, cap = ARGV[2], tonumber(ARGV[3]), ARGV[5], tonumber(ARGV[6])
-if #ARGV ~= 11 or #token ~= 16 or max > 500 then return redis.error_reply('ERR delayq: malformed lease') end
+if #ARGV ~= 12 or #token ~= 16 or max > 500 then return redis.error_reply('ERR delayq: malformed lease') end
 local t = now(ARGV[1])
 local at = int(t)
-local m = redis.call('HMGET', KEYS[9], 'epoch', 'cv', 'maxp', 'tp', 'tr', 'ret', 'base:' .. ARGV[7])
-if not m[1] then return { -9 } end
+local m = redis.call('HMGET', KEYS[9], 'epoch', 'cv', 'maxp', 'tp', 'tr', 'ret', 'base:' .. ARGV[7], 'mode')
+local ledger = ARGV[12] == '1'
+if not m[1] or ledger and m[8] ~= 'ledger' then return { -9 } end -- or made again by a caller without a ledger
+if m[8] and not ledger then return { -15 } end
 local cv = tonumber(m[2] or '0')
 local last = redis.call('HGET', KEYS[10], consumer)
 
@@ -62,6 +68,12 @@ if ARGV[7] ~= '' then
   else
     stay = 0
   end
+end
+
+local function revs_of(ids)
+  local revs = ledger and #ids > 0 and redis.call('HMGET', KEYS[12], unpack(ids)) or {}
+  for i = 1, #revs do revs[i] = revs[i] or '' end
+  return revs
 end
 
 -- A repeat: deadline and token find the batch, so no list of ids is kept. A deadline that has passed makes a fresh call.
@@ -90,7 +102,7 @@ if last and string.sub(last, 1, 16) == token and tonumber(string.sub(last, 17)) 
   end
   redis.call('HDEL', KEYS[9], '')
   redis.call('ZADD', KEYS[11], at, consumer)
-  return { 2, t, t, stay, cv, tonumber(deadline), ids, blobs, table.concat(scores, ' '), extras, {} }
+  return { 2, t, t, stay, cv, tonumber(deadline), ids, blobs, table.concat(scores, ' '), extras, {}, revs_of(ids) }
 end
 
 -- Take back what has expired, at most max, with the score unchanged: fresh and expired then merge in time order and neither
@@ -123,6 +135,7 @@ if head[2] and tonumber(head[2]) <= t and max > 0 then
   redis.call('HLEN', KEYS[7])
   redis.call('HLEN', KEYS[8])
   redis.call('ZCARD', KEYS[11])
+  if ledger then redis.call('HLEN', KEYS[12]) end
 
   redis.call('HDEL', KEYS[9], '') -- the opener: a full Redis checks memory only until a script's first write
   local done = #stopped > 0 and open_tombs(tombs(m[4], m[5], m[6], KEYS[6], KEYS[7], t), KEYS[9], t)
@@ -175,6 +188,7 @@ end
 
 local next = soonest < 9e15 and soonest or -1
 local before, oldest, youngest
+local revs = revs_of(ids)
 if n > 0 then
   before = redis.call('HMGET', KEYS[5], unpack(ids))
   oldest = redis.call('ZSCORE', KEYS[1], ids[1])
@@ -183,6 +197,7 @@ end
 if #missing > 0 then
   redis.call('HLEN', KEYS[5])
   redis.call('HLEN', KEYS[8])
+  redis.call('HLEN', KEYS[12])
 end
 
 redis.call('HDEL', KEYS[9], '') -- the opener
@@ -198,9 +213,10 @@ if #missing > 0 then
   redis.call('ZREM', KEYS[1], unpack(missing))
   redis.call('HDEL', KEYS[5], unpack(missing))
   redis.call('HDEL', KEYS[8], unpack(missing))
+  redis.call('HDEL', KEYS[12], unpack(missing))
   redis.call('HINCRBY', KEYS[9], 'c:missing', #missing)
 end
-if n == 0 then return { 1, t, next, stay, cv, 0, ids, blobs, '', {}, missing } end
+if n == 0 then return { 1, t, next, stay, cv, 0, ids, blobs, '', {}, missing, {} } end
 
 -- From here on ids are the first n of pending. Lateness without reading every score, which Redis 7.0 prints at a fifth of
 -- the price of the whole call: the first and the last bound it, and between them a ZCOUNT tells how many are later than a
@@ -248,4 +264,4 @@ redis.call('HSET', KEYS[5], unpack(h))
 redis.call('HSET', KEYS[10], consumer, token .. dl)
 redis.call('ZREMRANGEBYRANK', KEYS[1], 0, n - 1)
 raise(KEYS[9], 'l:', hits, late)
-return { 1, t, next, stay, cv, deadline, ids, blobs, table.concat(scores, ' '), extras, missing }
+return { 1, t, next, stay, cv, deadline, ids, blobs, table.concat(scores, ' '), extras, missing, revs }

@@ -31,6 +31,13 @@ var (
 	Get        = load("get")
 	List       = load("list")
 	Audit      = load("audit")
+
+	Put        = load("put")
+	Drop       = load("drop")
+	Quarantine = load("quarantine")
+	Check      = load("check")
+	Mend       = load("mend")
+	Nudge      = load("nudge")
 )
 
 // load panics on a missing file: that is a mistake of the build, not of a caller.

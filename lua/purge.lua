@@ -5,6 +5,7 @@ KEYS[4]  tasks       HASH id -> encoded task
 KEYS[5]  state       HASH id -> flag, token, counts
 KEYS[8]  errors      HASH id -> reason and last error
 KEYS[9]  meta        HASH
+KEYS[12] revs        HASH id -> revision in the ledger
 ARGV[1]  n, 1 to 500
 ARGV[2]  from here: n distinct ids
 Returns  {purged, i, code, ...} for the exceptions: -2 no such dead letter (UNKNOWN)
@@ -19,6 +20,7 @@ redis.call('HLEN', KEYS[4])
 redis.call('HLEN', KEYS[5])
 redis.call('HLEN', KEYS[8])
 redis.call('HLEN', KEYS[9])
+redis.call('HLEN', KEYS[12])
 local ids, reply = {}, {}
 for i = 1, n do
   if died[i] then
@@ -32,6 +34,7 @@ if #ids > 0 then
   redis.call('HDEL', KEYS[4], unpack(ids))
   redis.call('HDEL', KEYS[5], unpack(ids))
   redis.call('HDEL', KEYS[8], unpack(ids))
+  redis.call('HDEL', KEYS[12], unpack(ids))
   redis.call('ZREM', KEYS[3], unpack(ids))
   redis.call('HINCRBY', KEYS[9], 'c:purged', #ids)
 end

@@ -8,7 +8,7 @@ KEYS[9]  meta        HASH
 ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  n, 1 to 500
 ARGV[3]  from here: n distinct ids
-Returns  {replayed, i, code, ...} for the exceptions: -2 no such dead letter (UNKNOWN)
+Returns  {replayed, i, code, ...} for the exceptions: -2 no such dead letter (UNKNOWN); {-15} kept by a ledger (MODE)
 ]]
 --- @include "unpack"
 --- @include "now"
@@ -17,6 +17,7 @@ local n = tonumber(ARGV[2])
 local bad = bad_batch(n, #ARGV, 2 + n)
 if bad then return bad end
 local t = now(ARGV[1])
+if redis.call('HGET', KEYS[9], 'mode') then return { -15 } end
 local died = redis.call('ZMSCORE', KEYS[3], unpack(ARGV, 3, n + 2))
 redis.call('ZCARD', KEYS[1])
 redis.call('HLEN', KEYS[5])

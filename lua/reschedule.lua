@@ -10,7 +10,7 @@ ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  n, 1 to 500
 ARGV[3]  from here: n distinct ids, n due times ("1500" = delay in ms, "@1790000000000" = instant in ms)
 Returns  {moved, i, code, ...} for the exceptions: -4 processing (PROCESSING), -5 dead (DEAD), -6 done (DONE),
-         -2 no such task (UNKNOWN)
+         -2 no such task (UNKNOWN); {-15} kept by a ledger (MODE)
 ]]
 --- @include "unpack"
 --- @include "now"
@@ -21,8 +21,9 @@ local n = tonumber(ARGV[2])
 local bad = bad_batch(n, #ARGV, 2 + 2 * n)
 if bad then return bad end
 local t = now(ARGV[1])
+local m = redis.call('HMGET', KEYS[9], 'tp', 'tr', 'ret', 'mode')
+if m[4] then return { -15 } end
 local waiting = redis.call('ZMSCORE', KEYS[1], unpack(ARGV, 3, n + 2))
-local m = redis.call('HMGET', KEYS[9], 'tp', 'tr', 'ret')
 local g = tombs(m[1], m[2], m[3], KEYS[6], KEYS[7], t)
 local z, reply = {}, {}
 for i = 1, n do

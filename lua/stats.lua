@@ -10,9 +10,10 @@ KEYS[7]  done:1      HASH tombstones
 KEYS[8]  errors      HASH id -> reason and last error
 KEYS[9]  meta        HASH
 KEYS[11] consumers   ZSET consumer by last call
+KEYS[12] revs        HASH id -> revision in the ledger
 ARGV[1]  clock override in ms, 0 = the server's
 Returns  {code, now us, waiting, due, processing, dead, oldest due us or -1, consumers, tasks, states, errors, tombstones,
-         meta as field, value, ...}; waiting counts what is not yet due, due includes expired leases
+         meta as field, value, ..., revs, expired}; waiting counts what is not yet due, due includes expired leases
          code 1, -9 no such shard (NO_EPOCH)
 ]]
 --- @include "now"
@@ -34,4 +35,5 @@ return {
   redis.call('ZCARD', KEYS[3]) - 1, oldest, redis.call('ZCARD', KEYS[11]) - 1,
   redis.call('HLEN', KEYS[4]) - 1, redis.call('HLEN', KEYS[5]) - 1, redis.call('HLEN', KEYS[8]) - 1,
   redis.call('HLEN', KEYS[6]) + redis.call('HLEN', KEYS[7]) - 2, meta,
+  redis.call('HLEN', KEYS[12]) - 1, expired,
 }

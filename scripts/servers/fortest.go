@@ -1,12 +1,15 @@
 package servers
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strings"
 	"sync"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // T is what this package needs of a *testing.T, *testing.B or *rapid.T.
@@ -69,6 +72,90 @@ func stop(t T, nodes ...*Redis) {
 	}
 }
 
+// NeedPostgres is NeedRedis for PostgreSQL's server programs.
+func NeedPostgres(t T) {
+	t.Helper()
+	_, err := PostgresPrograms()
+	switch {
+	case err == nil:
+	case os.Getenv("DELAYQ_REQUIRE_SERVERS") == "1":
+		t.Fatalf("%v", err)
+	default:
+		t.Skipf("%v", err)
+	}
+}
+
+// NewPostgres starts a PostgreSQL of the test's own, for tests that break it.
+func NewPostgres(t T, settings ...string) *Postgres {
+	t.Helper()
+	NeedPostgres(t)
+	p, err := StartPostgres(PostgresOptions{Settings: settings})
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of postgres on %s:\n%s", p.Addr(), p.Log())
+		}
+		p.Stop()
+	})
+	return p
+}
+
+// SharedPostgres is the one PostgreSQL of this test binary. Tests keep apart
+// by NewDatabase, and must not stop, pause or configure it.
+func SharedPostgres(t T) *Postgres {
+	t.Helper()
+	NeedPostgres(t)
+	return shared(t, sharedPostgres)
+}
+
+// NewDatabase makes an empty database on the shared PostgreSQL and returns its
+// URL. It goes with the test.
+func NewDatabase(t T) string {
+	t.Helper()
+	p := SharedPostgres(t)
+	name := strings.ReplaceAll(QueueName(t), "-", "_")
+	sql := func(command string) error {
+		conn, err := pgx.Connect(context.Background(), p.URL(""))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close(context.Background()) }() // it has done its work
+		_, err = conn.Exec(context.Background(), command)
+		return err
+	}
+	if err := sql(fmt.Sprintf("create database %q", name)); err != nil {
+		t.Fatalf("%v", err)
+	}
+	t.Cleanup(func() {
+		if err := sql(fmt.Sprintf("drop database %q with (force)", name)); err != nil {
+			t.Logf("database %s stays: %v", name, err)
+		}
+	})
+	return p.URL(name)
+}
+
+// NewPgBouncer starts a PgBouncer in front of a server that ends with the
+// test. A missing program is treated as NeedRedis treats a missing server.
+func NewPgBouncer(t T, target *Postgres, poolSize int) *PgBouncer {
+	t.Helper()
+	if _, err := pgBouncerProgram(); err != nil && os.Getenv("DELAYQ_REQUIRE_SERVERS") != "1" {
+		t.Skipf("%v", err)
+	}
+	b, err := StartPgBouncer(target, poolSize)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of pgbouncer:\n%s", b.Log())
+		}
+		b.Stop()
+	})
+	return b
+}
+
 // NewProxy starts a proxy in front of target that ends with the test.
 func NewProxy(t T, target string) *Proxy {
 	t.Helper()
@@ -86,6 +173,8 @@ var (
 	sharedRedis   = share(func() (*Redis, error) { return StartRedis(Options{}) })
 	sharedCluster = share(func() (*Cluster, error) { return StartCluster(3, Options{}) })
 	sharedStrict  = share(func() (*Cluster, error) { return StartCluster(1, Options{}) })
+
+	sharedPostgres = share(func() (*Postgres, error) { return StartPostgres(PostgresOptions{}) })
 
 	sharedMu   sync.Mutex
 	sharedStop []func()
@@ -105,7 +194,6 @@ func share[S interface{ Stop() }](start func() (S, error)) func() (S, error) {
 
 func shared[S any](t T, get func() (S, error)) S {
 	t.Helper()
-	NeedRedis(t)
 	s, err := get()
 	if err != nil {
 		t.Fatalf("%v", err)
@@ -128,16 +216,16 @@ func QueueName(t T) string {
 
 // SharedRedis is the one server of this test binary. Tests keep apart by
 // QueueName, and must not flush, pause, kill or configure it.
-func SharedRedis(t T) *Redis { t.Helper(); return shared(t, sharedRedis) }
+func SharedRedis(t T) *Redis { t.Helper(); NeedRedis(t); return shared(t, sharedRedis) }
 
 // SharedCluster is the one cluster of three masters of this test binary, under
 // the rules of SharedRedis. Its first use takes two seconds.
-func SharedCluster(t T) *Cluster { t.Helper(); return shared(t, sharedCluster) }
+func SharedCluster(t T) *Cluster { t.Helper(); NeedRedis(t); return shared(t, sharedCluster) }
 
 // SharedStrict is the one cluster of a single node of this test binary, under
 // the rules of SharedRedis: it refuses what a script must not do with its
 // keys, if the script starts with a "#!lua" line. Its first use takes two seconds.
-func SharedStrict(t T) *Cluster { t.Helper(); return shared(t, sharedStrict) }
+func SharedStrict(t T) *Cluster { t.Helper(); NeedRedis(t); return shared(t, sharedStrict) }
 
 // StopShared stops the shared servers. A test binary calls it from TestMain
 // after its tests: without, the kernel still kills the servers on Linux, but

@@ -6,4 +6,4 @@ import "syscall"
 
 // dieWithParent changes nothing where the kernel has no parent-death signal:
 // there only Stop ends a server.
-func dieWithParent() *syscall.SysProcAttr { return nil }
+func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

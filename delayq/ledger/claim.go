@@ -1,0 +1,179 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/delayq/toolkit/delayq"
+)
+
+// What a claim does with a row, the same for Claim and Lease: the parameters are the queue, the token, the lease, the consumer, MaxLost
+// and MaxFailed.
+const (
+	claimable = `t.status IN ('pending', 'retry') OR t.status = 'running' AND (t.token = $2::text::uuid OR t.locked_until < clock_timestamp())`
+
+	// fate says it in a word: run a task that waits, renew the caller's own lease, take a lease over that ran out, or end the task instead.
+	fate = `CASE WHEN t.status <> 'running' THEN 'run' WHEN t.token = $2::text::uuid THEN 'renew' WHEN t.cancel_requested THEN 'cancel'
+		WHEN $5::int > 0 AND t.lost + 1 >= $5::int THEN 'bury' ELSE 'take' END`
+
+	claimUpdate = `
+UPDATE delayq.task t SET
+	status = CASE o.fate WHEN 'cancel' THEN 'cancelled' WHEN 'bury' THEN 'dead' ELSE 'running' END::delayq.status,
+	token = CASE WHEN o.fate IN ('cancel', 'bury') THEN t.token ELSE $2::text::uuid END,
+	locked_until = CASE WHEN o.fate IN ('cancel', 'bury') THEN NULL ELSE clock_timestamp() + $3::bigint * interval '1 microsecond' END,
+	locked_by = CASE WHEN o.fate IN ('cancel', 'bury') THEN t.locked_by ELSE $4::text END,
+	deliveries = t.deliveries + (o.fate IN ('run', 'take'))::int,
+	lost = t.lost + (o.fate IN ('take', 'cancel', 'bury'))::int,
+	started_at = CASE WHEN o.fate IN ('run', 'take') THEN clock_timestamp() ELSE t.started_at END,
+	max_failed = $6::int, max_lost = $5::int,
+	rev = CASE WHEN o.fate IN ('cancel', 'bury') THEN nextval('delayq.rev') ELSE t.rev END,
+	finished_at = CASE o.fate WHEN 'cancel' THEN clock_timestamp() END,
+	dead_at = CASE o.fate WHEN 'bury' THEN clock_timestamp() END,
+	reason = CASE o.fate WHEN 'bury' THEN 'lost' ELSE t.reason END,
+	events = CASE WHEN o.fate IN ('run', 'renew') THEN t.events ELSE delayq.add_event(t.events,
+		CASE o.fate WHEN 'cancel' THEN 'lost and cancelled' WHEN 'bury' THEN 'lost and dead' ELSE 'lost' END,
+		t.locked_by, t.failed + t.lost + 1, NULL, NULL) END`
+)
+
+const claimSQL = claimUpdate + `
+FROM (
+	SELECT u.id, l.fate FROM unnest($7::bytea[], $8::bigint[]) AS u(id, rev) CROSS JOIN LATERAL (
+		SELECT ` + fate + ` AS fate FROM delayq.task t
+		WHERE t.queue = $1::int AND t.id = u.id AND t.rev = u.rev AND (` + claimable + `)
+		FOR NO KEY UPDATE
+	) l
+) o
+WHERE t.queue = $1::int AND t.id = o.id
+RETURNING ` + rowColumns + `, NULL::bytea`
+
+func (q *queue) Claim(ctx context.Context, c delayq.LedgerClaim, want []delayq.LedgerWant) ([]delayq.LedgerRow, error) {
+	rows, err := q.claim(ctx, c, want)
+	return rows, wrap("claim", q.name, err)
+}
+
+func (q *queue) claim(ctx context.Context, c delayq.LedgerClaim, want []delayq.LedgerWant) ([]delayq.LedgerRow, error) {
+	b, err := newBatch(len(want), func(i int) string { return want[i].ID })
+	if err != nil || len(want) == 0 {
+		return nil, err
+	}
+	args, err := q.claimArgs(c)
+	if err != nil {
+		return nil, err
+	}
+	args = append(args, b.ids, column(b, func(i int) int64 { return want[i].Rev }))
+	return fetch(ctx, q, q.l.db, true, claimSQL, args, scanRow)
+}
+
+func (q *queue) claimArgs(c delayq.LedgerClaim) ([]any, error) {
+	token, err := tokenText(c.Token)
+	if err != nil {
+		return nil, err
+	}
+	lease, err := micros("Lease", c.Lease, time.Millisecond)
+	if err != nil {
+		return nil, err
+	}
+	if !isText(c.Consumer) {
+		return nil, &delayq.InputError{Field: "Consumer", Limit: "UTF-8 without NUL", Got: fmt.Sprintf("%d bytes", len(c.Consumer))}
+	}
+	return []any{q.id, token, lease, c.Consumer, max(c.MaxLost, 0), max(c.MaxFailed, 0)}, nil
+}
+
+// A running task was due before it was leased, so the due time bounds all that can be leased here, and the index of open tasks gives it
+// in order. What the call's first try has leased is among the most overdue when it is repeated.
+const leaseSQL = claimUpdate + `
+FROM (
+	SELECT t.id, ` + fate + ` AS fate FROM delayq.task t
+	WHERE t.queue = $1::int AND t.finished_at IS NULL AND t.dead_at IS NULL AND t.run_at <= statement_timestamp() AND (
+		t.status IN ('pending', 'retry') AND t.run_at <= statement_timestamp() - $7::bigint * interval '1 microsecond'
+		OR t.status = 'running' AND (t.token = $2::text::uuid OR t.locked_until < clock_timestamp() - $7::bigint * interval '1 microsecond'))
+	ORDER BY t.run_at, t.id LIMIT $8::int
+	FOR NO KEY UPDATE SKIP LOCKED
+) o
+WHERE t.queue = $1::int AND t.id = o.id
+RETURNING ` + rowColumns + `, CASE t.status WHEN 'running' THEN t.payload END`
+
+func (q *queue) Lease(ctx context.Context, c delayq.LedgerClaim, most int) ([]delayq.LedgerRow, error) {
+	rows, err := q.lease(ctx, c, most)
+	return rows, wrap("lease", q.name, err)
+}
+
+func (q *queue) lease(ctx context.Context, c delayq.LedgerClaim, most int) ([]delayq.LedgerRow, error) {
+	if most < 1 || most > maxBatch {
+		return nil, &delayq.InputError{Field: "max", Limit: fmt.Sprintf("1 to %d", maxBatch), Got: fmt.Sprint(most)}
+	}
+	args, err := q.claimArgs(c)
+	if err != nil {
+		return nil, err
+	}
+	overdue, err := micros("Overdue", c.Overdue, 0)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := fetch(ctx, q, q.l.db, true, leaseSQL, append(args, overdue, most), scanRow)
+	return rows, err
+}
+
+// A beat renews only what still runs under the token, but also after the lease has run out: nobody has taken it over.
+const heartbeatSQL = `
+UPDATE delayq.task t SET locked_until = clock_timestamp() + $4::bigint * interval '1 microsecond'
+FROM (
+	SELECT u.id FROM unnest($2::bytea[], $3::text[]) AS u(id, token) CROSS JOIN LATERAL (
+		SELECT FROM delayq.task t
+		WHERE t.queue = $1::int AND t.id = u.id AND t.status = 'running' AND t.token = u.token::uuid
+		FOR NO KEY UPDATE
+	) l
+) o
+WHERE t.queue = $1::int AND t.id = o.id
+RETURNING t.id, t.cancel_requested`
+
+func (q *queue) Heartbeat(ctx context.Context, lease time.Duration, held []delayq.LedgerHeld) ([]delayq.LedgerBeat, error) {
+	beats, err := q.heartbeat(ctx, lease, held)
+	return beats, wrap("heartbeat", q.name, err)
+}
+
+func (q *queue) heartbeat(ctx context.Context, lease time.Duration, held []delayq.LedgerHeld) ([]delayq.LedgerBeat, error) {
+	beats := make([]delayq.LedgerBeat, len(held))
+	b, err := newBatch(len(held), func(i int) string { return held[i].ID })
+	if err != nil || len(held) == 0 {
+		return beats, err
+	}
+	tokens, err := tokensOf(b, func(i int) string { return held[i].Token })
+	if err != nil {
+		return nil, err
+	}
+	d, err := micros("Lease", lease, time.Millisecond)
+	if err != nil {
+		return nil, err
+	}
+	_, err = fetch(ctx, q, q.l.db, true, heartbeatSQL, []any{q.id, b.ids, tokens, d}, func(rows pgx.Rows) (struct{}, error) {
+		var id []byte
+		var stop bool
+		err := rows.Scan(&id, &stop)
+		if beat := &beats[b.at[string(id)]]; stop {
+			*beat = delayq.LedgerStop
+		} else {
+			*beat = delayq.LedgerRenewed
+		}
+		return struct{}{}, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return beats, nil
+}
+
+func tokensOf(b *batch, token func(i int) string) ([]string, error) {
+	var bad error
+	tokens := column(b, func(i int) string {
+		text, err := tokenText(token(i))
+		if err != nil {
+			bad = err
+		}
+		return text
+	})
+	return tokens, bad
+}

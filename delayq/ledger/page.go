@@ -1,0 +1,80 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/delayq/toolkit/delayq"
+)
+
+const (
+	isOpen = `t.finished_at IS NULL AND t.dead_at IS NULL`
+
+	pageSelect = `
+SELECT ` + rowColumns + `, NULL::bytea FROM delayq.task t WHERE t.queue = $1::int AND `
+	openOrder = ` AND (t.run_at, t.id) > ($2::text::timestamptz, $3::bytea) AND t.run_at <= $4::text::timestamptz
+ORDER BY t.run_at, t.id LIMIT $5::int`
+)
+
+// A running task was due before it was leased, but for the distance of the clocks of Redis and the database: without that bound its page
+// would read the whole future to find nothing.
+var pageSQL = map[delayq.LedgerKind]string{
+	delayq.LedgerOpenRows:    pageSelect + isOpen + openOrder,
+	delayq.LedgerWaitingRows: pageSelect + isOpen + ` AND t.status IN ('pending', 'retry')` + openOrder,
+	delayq.LedgerRunningRows: pageSelect + isOpen + ` AND t.status = 'running' AND t.run_at <= statement_timestamp() + interval '1 hour'` + openOrder,
+	delayq.LedgerDeadRows: pageSelect + `t.dead_at IS NOT NULL AND (t.dead_at, t.id) > ($2::text::timestamptz, $3::bytea)
+	AND t.dead_at <= $4::text::timestamptz ORDER BY t.dead_at, t.id LIMIT $5::int`,
+}
+
+func (q *queue) Page(ctx context.Context, p delayq.LedgerPage) ([]delayq.LedgerRow, error) {
+	sql, ok := pageSQL[p.Kind]
+	switch {
+	case !ok:
+		return nil, wrap("page", q.name, &delayq.InputError{Field: "Kind", Limit: "a LedgerKind", Got: fmt.Sprint(int(p.Kind))})
+	case p.Limit < 1 || p.Limit > 1000:
+		return nil, wrap("page", q.name, &delayq.InputError{Field: "Limit", Limit: "1 to 1000", Got: fmt.Sprint(p.Limit)})
+	}
+	after, until := "-infinity", "infinity"
+	if !p.After.At.IsZero() {
+		after = instant(p.After.At)
+	}
+	if p.Kind != delayq.LedgerRunningRows && p.Kind != delayq.LedgerDeadRows && !p.Until.IsZero() {
+		until = instant(p.Until)
+	}
+	rows, err := fetch(ctx, q, q.l.db, true, sql, []any{q.id, after, []byte(p.After.ID), until, p.Limit}, scanRow)
+	return rows, wrap("page", q.name, err)
+}
+
+// One look at the most urgent open tasks: as many as make sure that either number of waiting or running is at its bound.
+const countsSQL = `
+SELECT count(*) FILTER (WHERE o.status <> 'running'),
+	count(*) FILTER (WHERE CASE o.status WHEN 'running' THEN o.locked_until < statement_timestamp() ELSE o.run_at <= statement_timestamp() END),
+	count(*) FILTER (WHERE o.status = 'running'),
+	(SELECT count(*) FROM (SELECT FROM delayq.task t WHERE t.queue = $1::int AND t.dead_at IS NOT NULL LIMIT $2::int) d)
+FROM (
+	SELECT t.status, t.run_at, t.locked_until FROM delayq.task t WHERE t.queue = $1::int AND ` + isOpen + `
+	ORDER BY t.run_at, t.id LIMIT 2 * $2::int - 1
+) o`
+
+// Counts counts running tasks exactly unless there are most or more waiting ones due before them.
+func (q *queue) Counts(ctx context.Context, most int) (delayq.LedgerCounts, error) {
+	if most < 1 || most > 1<<30 {
+		return delayq.LedgerCounts{}, wrap("count", q.name, &delayq.InputError{Field: "most", Limit: "1 to 2^30", Got: fmt.Sprint(most)})
+	}
+	got, err := fetch(ctx, q, q.l.db, true, countsSQL, []any{q.id, most}, func(rows pgx.Rows) (c delayq.LedgerCounts, err error) {
+		err = rows.Scan(&c.Waiting, &c.Due, &c.Running, &c.Dead)
+		return c, err
+	})
+	if err != nil {
+		return delayq.LedgerCounts{}, wrap("count", q.name, err)
+	}
+	c := got[0]
+	n := int64(most)
+	return delayq.LedgerCounts{Waiting: min(c.Waiting, n), Due: min(c.Due, n), Running: min(c.Running, n), Dead: min(c.Dead, n)}, nil
+}
+
+// instant is a time as PostgreSQL reads it, exact to the microsecond, in any query mode.
+func instant(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.999999Z07:00") }

@@ -1,0 +1,206 @@
+package ledger
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/delayq/toolkit/delayq"
+)
+
+// A queue is one queue of the ledger. Its statements share a few rules. Parameters come as arrays, sorted by id, and meet their rows
+// one by one in a lateral subquery that locks: so the plan cannot be but a nested loop over the primary key, rows are locked
+// in the order of ids, and overlapping calls wait for each other instead of deadlocking. A condition on a row stands in that
+// subquery too, since there PostgreSQL checks it again after a wait. What an update did not match is read afterwards, by a
+// statement of its own that sees what the wait was for.
+type queue struct {
+	l         *Ledger
+	name      string
+	id        int32
+	keepEnded time.Duration
+}
+
+var _ delayq.LedgerQueue = (*queue)(nil)
+
+// maxBatch is how many tasks one call has at most.
+const maxBatch = 500
+
+// querier is what a caller's transaction must have; that of pgx does.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// in is where statements go: the caller's transaction, or the pool when there is none.
+func (q *queue) in(tx delayq.Tx) (db querier, own bool, err error) {
+	if tx == nil {
+		return q.l.db, true, nil
+	}
+	db, ok := tx.(querier)
+	if !ok {
+		return nil, false, &delayq.InputError{Field: "tx", Limit: "a pgx.Tx", Got: fmt.Sprintf("%T", tx)}
+	}
+	return db, false, nil
+}
+
+// fetch runs a statement and reads its rows. One of our own that PostgreSQL undid is repeated; in a transaction of the caller that
+// is the caller's to do.
+func fetch[T any](ctx context.Context, q *queue, db querier, own bool, sql string, args []any, scan func(pgx.Rows) (T, error)) ([]T, error) {
+	args = q.l.args(args...)
+	for try := 1; ; try++ {
+		got, err := fetchOnce(ctx, db, sql, args, scan)
+		if err == nil || !own || !again(err) || try == 5 {
+			return got, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(rand.N(time.Duration(try) * 20 * time.Millisecond)):
+		}
+	}
+}
+
+func fetchOnce[T any](ctx context.Context, db querier, sql string, args []any, scan func(pgx.Rows) (T, error)) ([]T, error) {
+	rows, err := db.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var got []T
+	for rows.Next() {
+		v, err := scan(rows)
+		if err != nil {
+			return nil, err
+		}
+		got = append(got, v)
+	}
+	return got, rows.Err()
+}
+
+// A batch is the ids of one call in the order in which their rows are locked.
+type batch struct {
+	ids   [][]byte       // sorted
+	order []int          // place in ids -> place in the call
+	at    map[string]int // id -> place in the call
+}
+
+// newBatch checks and sorts the ids of a call.
+func newBatch(n int, id func(int) string) (*batch, error) {
+	if n > maxBatch {
+		return nil, &delayq.InputError{Field: "tasks of one call", Limit: fmt.Sprintf("at most %d", maxBatch), Got: fmt.Sprint(n)}
+	}
+	b := &batch{ids: make([][]byte, n), order: make([]int, n), at: make(map[string]int, n)}
+	for i := range n {
+		s := id(i)
+		if len(s) == 0 || len(s) > 256 {
+			return nil, &delayq.InputError{Field: "ID", Limit: "1 to 256 bytes", Got: fmt.Sprintf("%d bytes", len(s))}
+		}
+		b.order[i], b.at[s] = i, i
+	}
+	if len(b.at) != n {
+		return nil, &delayq.InputError{Field: "ids of one call", Limit: "distinct", Got: fmt.Sprintf("%d of %d", len(b.at), n)}
+	}
+	slices.SortFunc(b.order, func(i, j int) int { return cmp.Compare(id(i), id(j)) })
+	for place, i := range b.order {
+		b.ids[place] = []byte(id(i))
+	}
+	return b, nil
+}
+
+// left is the part of a batch that has no answer yet.
+func (b *batch) left(answered func(i int) bool) *batch {
+	rest := &batch{at: b.at}
+	for place, i := range b.order {
+		if !answered(i) {
+			rest.ids, rest.order = append(rest.ids, b.ids[place]), append(rest.order, i)
+		}
+	}
+	return rest
+}
+
+// column collects a parameter of a batch.
+func column[T any](b *batch, f func(i int) T) []T {
+	values := make([]T, len(b.order))
+	for place, i := range b.order {
+		values[place] = f(i)
+	}
+	return values
+}
+
+// tries is how often a change is tried on a row that goes on changing.
+const tries = 5
+
+// change runs an update over a batch and answers for each id: what the update returns was applied, the rest is read. A row that
+// reads as if the update applied to it has changed in between and is tried again.
+func (q *queue) change(ctx context.Context, tx delayq.Tx, b *batch, sql string, args func(*batch) []any,
+	applies func(i int, row *delayq.LedgerRow) bool,
+) ([]delayq.LedgerChange, error) {
+	changes := make([]delayq.LedgerChange, len(b.at))
+	if len(b.order) == 0 {
+		return changes, nil
+	}
+	db, own, err := q.in(tx)
+	if err != nil {
+		return nil, err
+	}
+	for try := 1; ; try++ {
+		done, err := fetch(ctx, q, db, own, sql, args(b), scanChange)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range done {
+			changes[b.at[c.Row.ID]] = c
+		}
+		b = b.left(func(i int) bool { return changes[i].Applied })
+		if len(b.ids) == 0 {
+			return changes, nil
+		}
+		rows, err := fetch(ctx, q, db, own, rowsSQL, []any{q.id, b.ids, true}, scanRow)
+		if err != nil {
+			return nil, err
+		}
+		moved := map[int]bool{}
+		for i := range b.order {
+			changes[b.order[i]] = delayq.LedgerChange{}
+		}
+		for i := range rows {
+			row, at := &rows[i], b.at[rows[i].ID]
+			if !row.Status.Waiting() {
+				row.Payload = nil
+			}
+			changes[at] = delayq.LedgerChange{Was: row.Status, Row: row}
+			moved[at] = applies(at, row)
+		}
+		b = b.left(func(i int) bool { return !moved[i] })
+		if len(b.ids) == 0 || try == tries {
+			return changes, nil
+		}
+	}
+}
+
+func isText(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
+
+// tokenText is a token as PostgreSQL reads a uuid.
+func tokenText(token string) (string, error) {
+	if len(token) != 16 {
+		return "", &delayq.InputError{Field: "Token", Limit: "16 bytes", Got: fmt.Sprintf("%d bytes", len(token))}
+	}
+	return hex.EncodeToString([]byte(token)), nil
+}
+
+// longest bounds leases and delays.
+const longest = 100 * 365 * 24 * time.Hour
+
+func micros(field string, d, least time.Duration) (int64, error) {
+	if d < least || d > longest {
+		return 0, &delayq.InputError{Field: field, Limit: fmt.Sprintf("%s to 100 years", least), Got: d.String()}
+	}
+	return int64((d + time.Microsecond - 1) / time.Microsecond), nil
+}
