@@ -11,8 +11,8 @@ import (
 // claim asks the ledger for what Redis has leased and returns what may run. It may be repeated with the same arguments until it
 // is answered. What is refused is put right in Redis, by what the ledger says now.
 func (q *Queue) claim(ctx context.Context, c LedgerClaim, leases []*Lease) ([]*Lease, error) {
-	if len(leases) == 0 {
-		return nil, nil
+	if len(leases) == 0 || sabotage == "claim-skipped" {
+		return leases, nil
 	}
 	want := make([]LedgerWant, len(leases))
 	for i, l := range leases {
@@ -216,6 +216,9 @@ func (q *Queue) leaseBooked(ctx context.Context, c LedgerClaim, most int) ([]*Le
 // renew extends leases in the ledger, whose answer decides, and then in Redis, where nothing depends on it but peace: a lease
 // that runs out there is leased again and refused.
 func (q *Queue) renew(ctx context.Context, sh *shard, d time.Duration, leases []*Lease) []error {
+	if sabotage == "heartbeat-redis-only" {
+		return sh.extendInRedis(ctx, d, leases)
+	}
 	held := make([]LedgerHeld, len(leases))
 	for i, l := range leases {
 		held[i] = LedgerHeld{l.ID, l.token}
@@ -267,6 +270,9 @@ var ledgerVerbs = [verbCount]LedgerVerb{
 // finish ends leases in the ledger, then tells Redis. Where the task had succeeded already, in the handler's own transaction, the
 // item's verb is changed to that.
 func (q *Queue) finish(ctx context.Context, items []settlement) []error {
+	if sabotage == "give-back-redis-only" && items[0].verb == verbRelease {
+		return items[0].lease.shard.settleInRedis(ctx, items)
+	}
 	ends := make([]LedgerEnd, len(items))
 	for i, s := range items {
 		e := LedgerEnd{
@@ -297,7 +303,7 @@ func (q *Queue) finish(ctx context.Context, items []settlement) []error {
 		switch {
 		case row == nil:
 			cause = ErrNotFound
-		case !changes[i].Applied && (row.Token != s.lease.token || row.Status == LedgerRunning):
+		case !changes[i].Applied && !doneBefore(s, row):
 			cause = ErrLeaseLost
 		case row.Status == LedgerSucceeded:
 			s.verb = verbAck
@@ -325,6 +331,26 @@ func (q *Queue) finish(ctx context.Context, items []settlement) []error {
 		q.after(ctx, nil, func(ctx context.Context) error { return q.giveBack(ctx, back) })
 	}
 	return errs
+}
+
+// doneBefore reports whether a row that a finish did not match is what an earlier finish by this lease has made of it: this very
+// call's, whose answer was lost, or the handler's own CompleteTx, which any verdict gives way to.
+func doneBefore(s *settlement, row *LedgerRow) bool {
+	if row.Token != s.lease.token {
+		return false
+	}
+	switch row.Status {
+	case LedgerSucceeded:
+		return true
+	case LedgerCancelled:
+		return s.verb != verbAck
+	case LedgerDead:
+		return s.verb == verbBury || s.verb == verbBuryUnrun || s.verb == verbRetry
+	case LedgerPending, LedgerRetry:
+		return s.verb == verbRelease || s.verb == verbRetry
+	default:
+		return false
+	}
 }
 
 var eventOf = [verbCount]string{verbRetry: "e:retried", verbRelease: "e:released", verbBury: "e:buried", verbBuryUnrun: "e:buried"}

@@ -67,7 +67,7 @@ func TestDelaysAreRoundedUpAndNeverCutShort(t *testing.T) {
 }
 
 func TestWhatEnqueueRefuses(t *testing.T) {
-	everyServer(t, 1, func(r *rig) {
+	everyMode(t, 1, func(r *rig) {
 		long := func(n int) string { return strings.Repeat("x", n) }
 		for field, change := range map[string]func(*delayq.Task){
 			"ID":              func(t *delayq.Task) { t.ID = long(257) },
@@ -103,7 +103,7 @@ func TestWhatEnqueueRefuses(t *testing.T) {
 func TestEnqueueManyAnswersForEachTask(t *testing.T) {
 	for _, shards := range []int{1, 16} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			everyServer(t, shards, func(r *rig) {
+			everyMode(t, shards, func(r *rig) {
 				r.add("known", delayq.In(time.Hour))
 				r.bring("done", "done")
 				tasks := []delayq.Task{
@@ -150,7 +150,7 @@ func TestEnqueueManyAnswersForEachTask(t *testing.T) {
 
 // Public cases: B38, B54.
 func TestEqualDelaysRunInTheOrderOfTheirEnqueues(t *testing.T) {
-	everyServer(t, 1, func(r *rig) {
+	everyMode(t, 1, func(r *rig) {
 		delayq.SetClock(r.q, func() float64 { return 0 }) // Redis' own: its microseconds are part of the order
 		var want []string
 		enqueue := func(n int) {
@@ -200,7 +200,7 @@ func TestEqualInstantsKeepTheOrderOfTheirCall(t *testing.T) {
 }
 
 func TestAReplacedTaskStartsAfresh(t *testing.T) {
-	everyServer(t, 1, func(r *rig) {
+	everyMode(t, 1, func(r *rig) {
 		r.bring("x", "retried")
 		r.holds(`
 			pending x 3600001.001
@@ -232,7 +232,7 @@ func TestBytesOutAreTheBytesIn(t *testing.T) {
 	}
 	for _, shards := range []int{1, 16} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			everyServer(t, shards, func(r *rig) {
+			everyMode(t, shards, func(r *rig) {
 				ctx := r.Context()
 				payload := func(id string) []byte { return []byte("\x00\xff" + id + "\n") }
 				tasks := make([]delayq.Task, len(ids))
@@ -298,7 +298,7 @@ func TestBytesOutAreTheBytesIn(t *testing.T) {
 }
 
 func TestIDsOutOfBoundsAreRefusedEverywhere(t *testing.T) {
-	everyServer(t, 1, func(r *rig) {
+	everyMode(t, 1, func(r *rig) {
 		ctx := r.Context()
 		for _, id := range []string{"", strings.Repeat("x", 257)} {
 			_, err := r.q.Get(ctx, id)
@@ -314,7 +314,7 @@ func TestIDsOutOfBoundsAreRefusedEverywhere(t *testing.T) {
 
 // Public case: B73.
 func TestQueuesOfDifferentNamesShareNothing(t *testing.T) {
-	everyServer(t, 1, func(r *rig) {
+	everyMode(t, 1, func(r *rig) {
 		base := r.q.Name()
 		queues := []*delayq.Queue{r.q}
 		for _, suffix := range []string{":0", ":1", "/0", ".", "-", "_", ":pending", "x"} {

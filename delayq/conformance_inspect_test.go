@@ -69,7 +69,7 @@ func (r *rig) list(o delayq.ListOptions) *delayq.Page {
 func TestListShowsEachTaskOnce(t *testing.T) {
 	for _, shards := range []int{1, 16} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			everyServer(t, shards, func(r *rig) {
+			everyMode(t, shards, func(r *rig) {
 				ctx := r.Context()
 				want := map[string]int{}
 				for i := range 120 {
@@ -114,7 +114,7 @@ func TestListShowsEachTaskOnce(t *testing.T) {
 func TestListKeepsTheStatesApart(t *testing.T) {
 	for _, shards := range []int{1, 16} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			everyServer(t, shards, func(r *rig) {
+			everyMode(t, shards, func(r *rig) {
 				ctx := r.Context()
 				ids := func(state delayq.State) string {
 					var ids []string
@@ -159,7 +159,7 @@ func TestListKeepsTheStatesApart(t *testing.T) {
 }
 
 func TestWhatListRefuses(t *testing.T) {
-	everyServer(t, 1, func(r *rig) {
+	everyMode(t, 1, func(r *rig) {
 		for _, o := range []delayq.ListOptions{
 			{},
 			{State: "nonsense"},
@@ -410,7 +410,7 @@ func TestDeadLettersBeyondTheCapLeaveNothingBehind(t *testing.T) {
 }
 
 func TestReplayedTasksStartAfreshInTheOrderGiven(t *testing.T) {
-	everyServer(t, 1, func(r *rig) {
+	everyMode(t, 1, func(r *rig) {
 		for _, id := range []string{"a", "b", "c"} {
 			r.bring(id, "dead")
 		}

@@ -436,7 +436,7 @@ func TestConsumersAreForgottenAfterAnHour(t *testing.T) {
 }
 
 func TestWhatLeaseRefuses(t *testing.T) {
-	everyServer(t, 1, func(r *rig) {
+	everyMode(t, 1, func(r *rig) {
 		for _, o := range []delayq.LeaseOptions{
 			{Max: 0, Lease: leaseTime, Consumer: "c"},
 			{Max: 10_001, Lease: leaseTime, Consumer: "c"},
@@ -453,7 +453,7 @@ func TestWhatLeaseRefuses(t *testing.T) {
 }
 
 func TestEveryShardIsServed(t *testing.T) {
-	everyServer(t, 16, func(r *rig) {
+	everyMode(t, 16, func(r *rig) {
 		want := map[string]bool{}
 		for i := range 200 {
 			want[fmt.Sprint(i)] = true

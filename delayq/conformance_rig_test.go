@@ -14,7 +14,10 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/delayq/toolkit/delayq"
+	"github.com/delayq/toolkit/delayq/ledger"
 	"github.com/delayq/toolkit/scripts/servers"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -50,6 +53,7 @@ type rig struct {
 	clock  *atomic.Int64     // us since zero
 	tokens map[string]string // names for state: t1 is the first lease call that got something
 	broken bool              // the test breaks invariants by hand: no audit at the end
+	pool   *pgxpool.Pool     // of the ledger, nil without one
 }
 
 // zero is where the clock of a rig starts, in ms.
@@ -67,6 +71,24 @@ func everyServer(t *testing.T, shards int, test func(r *rig)) {
 			test(newRig(t, rdb, delayq.Config{Shards: shards, ScriptHeader: b.header}))
 		})
 	}
+}
+
+// everyMode runs a test on every backend, and with a ledger. There it is the data that goes back in time, not the clock that goes
+// on, and state is what the ledger holds.
+func everyMode(t *testing.T, shards int, test func(r *rig)) {
+	t.Helper()
+	everyServer(t, shards, test)
+	t.Run("ledger", func(t *testing.T) {
+		t.Parallel()
+		pool := newLedgerPool(t)
+		led, err := ledger.Open(t.Context(), pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := newRig(t, realClient(t, servers.SharedRedis(t).Addr()), delayq.Config{Shards: shards, Ledger: led})
+		r.pool = pool
+		test(r)
+	})
 }
 
 // onRedis runs a test on the shared real server alone.
@@ -109,7 +131,9 @@ func (r *rig) open(name string, cfg delayq.Config) *delayq.Queue {
 	if err != nil {
 		r.Fatal(err)
 	}
-	delayq.SetClock(q, r.now)
+	if cfg.Ledger == nil {
+		delayq.SetClock(q, r.now)
+	}
 	return q
 }
 
@@ -120,7 +144,7 @@ func (r *rig) now() float64 { return zero + float64(r.clock.Load())/1000 }
 // than the row.
 func (r *rig) sub(t *testing.T) *rig {
 	s := newRig(t, r.rdb, r.cfg)
-	s.broken = true
+	s.broken, s.pool = true, r.pool
 	return s
 }
 
@@ -135,7 +159,26 @@ func (r *rig) audit(ctx context.Context) []delayq.Violation {
 }
 
 // pass lets time go by, or back.
-func (r *rig) pass(d time.Duration) { r.clock.Add(d.Microseconds()) }
+func (r *rig) pass(d time.Duration) {
+	r.Helper()
+	r.clock.Add(d.Microseconds())
+	if r.pool == nil {
+		return
+	}
+	_, err := r.pool.Exec(r.Context(), `update delayq.task set run_at = run_at - $1::interval, locked_until = locked_until - $1::interval,
+		finished_at = finished_at - $1::interval, dead_at = dead_at - $1::interval
+		where queue = (select id from delayq.queue where name = $2)`, d, r.q.Name())
+	r.ok(err)
+	for shard := range r.q.Shards() {
+		for _, key := range delayq.Keys(r.q, shard)[:3] {
+			for _, z := range r.rdb.ZRangeWithScores(r.Context(), key, 0, -1).Val() {
+				if z.Member != "" {
+					r.ok(r.rdb.ZIncrBy(r.Context(), key, -float64(d.Microseconds()), z.Member.(string)).Err())
+				}
+			}
+		}
+	}
+}
 
 // instant is a time by the rig's clock.
 func instant(sinceZero time.Duration) time.Time { return time.UnixMilli(zero).Add(sinceZero) }
@@ -200,6 +243,9 @@ func idsOf(leases []*delayq.Lease) []string {
 // says. Times are ms since zero, tokens have the names of lease.
 func (r *rig) state() string {
 	r.Helper()
+	if r.pool != nil {
+		return r.ledgerState()
+	}
 	var lines []string
 	add := func(container, id string, words ...string) {
 		if id != "" {
@@ -258,6 +304,18 @@ func (r *rig) state() string {
 	return strings.Join(lines, "\n")
 }
 
+// ledgerState is every row of the queue, but for the end of a lease, which a repeated extend moves.
+func (r *rig) ledgerState() string {
+	r.Helper()
+	rows, err := r.pool.Query(r.Context(), `select concat_ws(' ', encode(id, 'escape'), status, run_at, rev, token, cancel_requested, failed, lost,
+		deliveries, reason, last_error, encode(payload, 'escape')) from delayq.task
+		where queue = (select id from delayq.queue where name = $1) order by id`, r.q.Name())
+	r.ok(err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	r.ok(err)
+	return strings.Join(lines, "\n")
+}
+
 func (r *rig) tokenName(token string) string {
 	if token == "cancelled" || strings.HasPrefix(token, "rev:") {
 		return token
@@ -271,6 +329,9 @@ func (r *rig) tokenName(token string) string {
 // holds checks the whole state; blanks and the order of lines do not matter.
 func (r *rig) holds(want string) {
 	r.Helper()
+	if r.pool != nil {
+		return // it is about Redis' own keys
+	}
 	var lines []string
 	for line := range strings.Lines(want) {
 		if fields := strings.Fields(line); len(fields) > 0 {
@@ -353,6 +414,10 @@ func (r *rig) bring(id, situation string) (l *delayq.Lease) {
 	case "forgotten":
 		l = r.bring(id, "done")
 		r.pass(5 * time.Minute)
+		if r.pool != nil { // what retention does after days
+			_, err := r.pool.Exec(ctx, "delete from delayq.task where finished_at is not null")
+			r.ok(err)
+		}
 	case "cancelled":
 		r.bring(id, "pending")
 		r.cancel(id, delayq.Cancelled)

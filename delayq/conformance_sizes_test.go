@@ -105,7 +105,7 @@ func TestAThousandLargePayloads(t *testing.T) {
 }
 
 func TestThePayloadLimit(t *testing.T) {
-	everyServer(t, 1, func(r *rig) {
+	everyMode(t, 1, func(r *rig) {
 		const limit = 256 << 10
 		r.cfg.MaxPayload = limit
 		r.q = r.open(r.q.Name(), r.cfg)

@@ -66,7 +66,7 @@ type LedgerQueue interface {
 	// Page lists rows without Payload, in the order of its kind.
 	Page(ctx context.Context, p LedgerPage) ([]LedgerRow, error)
 	// Counts counts tasks, each number up to most, which then means at least so many: counting costs time in proportion.
-	Counts(ctx context.Context, most int) (LedgerCounts, error)
+	Counts(ctx context.Context, most int, horizon time.Duration) (LedgerCounts, error)
 
 	// State is what SetState last stored, empty before the first: where the reconciler stands. The last writer wins.
 	State(ctx context.Context) ([]byte, error)
@@ -78,10 +78,9 @@ type LedgerQueue interface {
 
 // LedgerCounts are numbers of tasks.
 type LedgerCounts struct {
-	Waiting int64 // due or not
-	Due     int64 // waiting and due, or running with its lease run out
-	Running int64
-	Dead    int64
+	Open  int64
+	Later int64 // of the open ones, due beyond the horizon from now; 0 without one
+	Dead  int64
 }
 
 // LedgerStatus is where a task stands in the ledger.

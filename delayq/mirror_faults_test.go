@@ -47,8 +47,13 @@ var mirrorCalls = []apiCall{
 	}},
 	{"ledger: quarantine", "quarantine", false, false, func(ctx context.Context, w *world) (any, error) {
 		n, err := w.q.Mirror().Quarantine(ctx, []delayq.Suspect{
-			{ID: "waits", Rev: 1}, {ID: "held", Rev: 1, Token: delayq.BareToken(w.held)}, {ID: "lost", Rev: 7}, {ID: "stray2", Rev: 1},
-			{ID: "unbooked"}, {ID: "no place", Rev: 1}, {ID: "unknown"},
+			{ID: "waits", Rev: 1},
+			{ID: "held", Rev: 1, Token: delayq.BareToken(w.held)},
+			{ID: "lost", Rev: 7},
+			{ID: "stray2", Rev: 1},
+			{ID: "unbooked"},
+			{ID: "no place", Rev: 1},
+			{ID: "unknown"},
 		}, "unbooked", "nobody knows it")
 		return min(n, 0), err // a repeat cannot tell its own from what the cap took, or from what was there before
 	}},

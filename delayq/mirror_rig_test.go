@@ -23,7 +23,7 @@ func (paperLedger) OpenQueue(_ context.Context, _ string, want delayq.LedgerConf
 
 type paperQueue struct{ delayq.LedgerQueue }
 
-func (paperQueue) Counts(context.Context, int) (delayq.LedgerCounts, error) {
+func (paperQueue) Counts(context.Context, int, time.Duration) (delayq.LedgerCounts, error) {
 	return delayq.LedgerCounts{}, nil
 }
 

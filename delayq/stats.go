@@ -20,7 +20,8 @@ type Stats struct {
 	Pending    int64 `json:"pending"` // not yet due
 	Due        int64 `json:"due"`     // expired leases included
 	Processing int64 `json:"processing"`
-	Dead       int64 `json:"dead"` // with a ledger its dead letters, counted up to 100,000, and the quarantined
+	Later      int64 `json:"later,omitempty"` // part of Pending: beyond Config.Horizon, in the ledger alone; counted up to 100,000
+	Dead       int64 `json:"dead"`            // with a ledger its dead letters, counted up to 100,000, and the quarantined
 	// OldestDueAge is how long the most overdue task has been due, 0 when none is.
 	OldestDueAge time.Duration `json:"oldest_due_age_ns"`
 	Consumers    int64         `json:"consumers"` // that called within about an hour
@@ -129,11 +130,13 @@ func (q *Queue) Stats(ctx context.Context) (*Stats, error) {
 	}
 	s.Leased = s.Lateness.Count
 	if q.lq != nil {
-		counts, err := q.lq.Counts(ctx, mostCounted)
+		counts, err := q.lq.Counts(ctx, mostCounted, q.cfg.Horizon)
 		if err != nil {
 			return nil, err
 		}
 		s.Dead += counts.Dead
+		s.Later = counts.Later
+		s.Pending += counts.Later
 	}
 	return s, nil
 }

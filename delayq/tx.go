@@ -96,7 +96,7 @@ func (q *Queue) CompleteTx(ctx context.Context, tx Tx, t *Task) error {
 		return &TaskError{"complete", q.name, "", &InputError{"task", "one that a worker or Lease delivered", "another"}}
 	}
 	changes, err := q.lq.Finish(ctx, tx, []LedgerEnd{{LedgerHeld: LedgerHeld{t.ID, t.token}, Verb: LedgerSucceed}})
-	if err == nil && !changes[0].Applied {
+	if err == nil && !changes[0].Applied && sabotage != "complete-ignores-lost" {
 		err = ErrLeaseLost
 		if row := changes[0].Row; row != nil && row.Status == LedgerSucceeded && row.Token == t.token {
 			err = fmt.Errorf("%w: %w by this run", ErrLeaseLost, ErrFinished)
@@ -190,6 +190,12 @@ func (q *Queue) book(ctx context.Context, tx Tx, entries []*entry) []Result {
 		}
 	}
 	q.tell(ctx, tx, told, map[string]int64{"e:created": made, "e:replaced": replaced})
+	if sabotage == "enqueue-needs-redis" {
+		_, err := q.shards[0].run(ctx, q.scripts.put, []any{"0", 0, 0}, nil)
+		for i := range results {
+			results[i].Err = errors.Join(results[i].Err, err)
+		}
+	}
 	return results
 }
 
@@ -228,10 +234,18 @@ func outcomeOf(c *LedgerChange, stamp []byte) Outcome {
 // cancelBooked cancels in the ledger and answers as cancel.lua does.
 func (q *Queue) cancelBooked(ctx context.Context, tx Tx, ids []string) ([]int, error) {
 	changes, err := q.lq.Cancel(ctx, tx, ids)
+	if err != nil && sabotage == "cancel-redis-first" {
+		err, changes = nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
 	codes := make([]int, len(ids))
+	if changes == nil && sabotage == "cancel-redis-first" {
+		for i := range codes {
+			codes[i] = codeOK
+		}
+	}
 	var told []LedgerRow
 	var running []string
 	for i, c := range changes {
@@ -285,6 +299,9 @@ func (q *Queue) waitingBooked(ctx context.Context, tx Tx, changes []LedgerChange
 // tellLimit bounds what telling Redis may cost a caller; after a call without an answer nobody tries for as long.
 const tellLimit = time.Second
 
+// warnEvery keeps a Redis that is away from filling the log.
+const warnEvery = 10 * time.Second
+
 // tell shows Redis rows as the ledger has them, after tx has committed. It is best-effort: what Redis does not hear the
 // reconciler makes up for.
 func (q *Queue) tell(ctx context.Context, tx Tx, rows []LedgerRow, counts map[string]int64) {
@@ -299,7 +316,7 @@ func (q *Queue) tell(ctx context.Context, tx Tx, rows []LedgerRow, counts map[st
 
 // after runs a message to Redis: now when there is no transaction, else after its commit if it can say when that is.
 func (q *Queue) after(ctx context.Context, tx Tx, message func(context.Context) error) {
-	if tx != nil {
+	if tx != nil && sabotage != "redis-before-commit" {
 		if hook, ok := tx.(interface {
 			AfterCommit(f func(ctx context.Context))
 		}); ok {
@@ -323,5 +340,8 @@ func (q *Queue) message(ctx context.Context, send func(context.Context) error) {
 	if errors.Is(err, context.DeadlineExceeded) || mayHaveRun(err) || isDial(err) {
 		q.quiet.Store(time.Now().Add(tellLimit).UnixNano())
 	}
-	q.cfg.Logger.Warn("delayq: redis was not told; the reconciler will", "queue", q.name, "error", err.Error())
+	now := time.Now().UnixNano()
+	if last := q.warned.Load(); now-last > int64(warnEvery) && q.warned.CompareAndSwap(last, now) {
+		q.cfg.Logger.Warn("delayq: redis was not told; the reconciler will", "queue", q.name, "error", err.Error())
+	}
 }

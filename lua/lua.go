@@ -42,9 +42,13 @@ var (
 
 // load panics on a missing file: that is a mistake of the build, not of a caller.
 func load(verb string) string {
-	return include.ReplaceAllStringFunc(read(verb+".lua"), func(line string) string {
+	text := include.ReplaceAllStringFunc(read(verb+".lua"), func(line string) string {
 		return read("include/" + include.FindStringSubmatch(line)[1] + ".lua")
 	})
+	if sabotage != "" {
+		text = seeded(verb, text)
+	}
+	return text
 }
 
 func read(name string) string {

@@ -47,6 +47,9 @@ func (r *Reconciler) ledgerPage(ctx context.Context, s *state) error {
 
 // repair brings to Redis what it lacks or has old.
 func (r *Reconciler) repair(ctx context.Context, s *state, wants []delayq.LedgerWant, found []delayq.Finding) error {
+	if sabotage != "" {
+		overlook(wants, found)
+	}
 	var ids, broken []string
 	for i, f := range found {
 		switch f {
@@ -90,7 +93,7 @@ func (r *Reconciler) show(ctx context.Context, s *state, ids []string) error {
 // redisPage checks the next entries of Redis against the ledger. Redis first is the order that needs no grace: an entry is made
 // only after the commit of its row, so a later look into the ledger sees it.
 func (r *Reconciler) redisPage(ctx context.Context, s *state) error {
-	if s.Shard >= r.q.Shards() {
+	if s.Shard >= r.q.Shards() || sabotage == "reconcile-one-way" {
 		s.Phase = phaseDone
 		return nil
 	}

@@ -203,12 +203,12 @@ func (r *Reconciler) begin(ctx context.Context, s *state, whole bool) (Counts, e
 	if running && same && !whole {
 		return s.Counts, nil
 	}
-	counts, err := r.lq.Counts(ctx, mostEstimated)
+	counts, err := r.lq.Counts(ctx, mostEstimated, r.q.Horizon())
 	if err != nil {
 		return Counts{}, err
 	}
 	*s = state{
-		Phase: phaseStrays, Total: counts.Waiting + counts.Running + entries, Epochs: epochs, Began: time.Now(),
+		Phase: phaseStrays, Total: counts.Open - counts.Later + entries, Epochs: epochs, Began: time.Now(),
 		LastFull: s.LastFull, LastCounts: s.LastCounts, LastStrays: s.LastStrays,
 	}
 	if agree && !whole && time.Since(s.LastStrays) < r.cfg.StraysEvery {

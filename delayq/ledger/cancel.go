@@ -6,11 +6,14 @@ import (
 	"github.com/delayq/toolkit/delayq"
 )
 
-// known is the part of a statement that finds and locks the rows of $2 that are of a condition.
-func known(condition, columns string) string {
-	return `unnest($2::bytea[]) AS u(id) CROSS JOIN LATERAL (
-		SELECT t.status, ` + columns + ` FROM delayq.task t WHERE t.queue = $1::int AND t.id = u.id AND (` + condition + `) FOR NO KEY UPDATE
-	) l`
+// locked is the table o of the ids ($2) whose rows are of a condition, with their status before; the rows are locked.
+func locked(condition, columns string) string {
+	return `(
+	SELECT u.queue, u.id, l.* FROM ` + batchOf("id", "$2::bytea[]") + ` CROSS JOIN LATERAL (
+		SELECT t.status AS was, ` + columns + ` FROM delayq.task t WHERE t.queue = u.queue AND t.id = u.id AND (` + condition + `)
+		FOR NO KEY UPDATE
+	) l
+) o`
 }
 
 // A cancelled task ends, a running one is told to; but one whose lease has run out ends too: its late finish is then refused.
@@ -22,10 +25,10 @@ UPDATE delayq.task t SET
 	locked_until = CASE WHEN o.ends THEN NULL ELSE t.locked_until END,
 	finished_at = CASE WHEN o.ends THEN clock_timestamp() END,
 	events = delayq.add_event(t.events, CASE WHEN o.ends THEN 'cancelled' ELSE 'cancel requested' END, NULL, NULL, NULL, NULL)
-FROM (SELECT u.id, l.status AS was, l.ends FROM ` + known(
+FROM ` + locked(
 	`t.status IN ('pending', 'retry') OR t.status = 'running' AND (NOT t.cancel_requested OR t.locked_until < clock_timestamp())`,
-	`t.status <> 'running' OR t.locked_until < clock_timestamp() AS ends`) + `) o
-WHERE t.queue = $1::int AND t.id = o.id
+	`t.status <> 'running' OR t.locked_until < clock_timestamp() AS ends`) + `
+WHERE t.queue = o.queue AND t.id = o.id
 RETURNING ` + rowColumns + `, NULL::bytea, o.was::text`
 
 func (q *queue) Cancel(ctx context.Context, tx delayq.Tx, ids []string) ([]delayq.LedgerChange, error) {
@@ -36,18 +39,11 @@ func (q *queue) Cancel(ctx context.Context, tx delayq.Tx, ids []string) ([]delay
 }
 
 var rescheduleSQL = `
-UPDATE delayq.task t SET run_at = o.run_at, rev = nextval('delayq.rev'),
+UPDATE delayq.task t SET run_at = ` + dueExpr + `, rev = nextval('delayq.rev'),
 	events = delayq.add_event(t.events, 'rescheduled', NULL, NULL, NULL, NULL)
-FROM (
-	SELECT u.id, ` + dueExpr + ` AS run_at, l.status AS was
-	FROM ` + clock + `, unnest($2::bytea[], $3::bigint[], $4::bool[]) AS u(id, due, relative) CROSS JOIN LATERAL (
-		SELECT t.status FROM delayq.task t
-		WHERE t.queue = $1::int AND t.id = u.id AND t.status IN ('pending', 'retry')
-		FOR NO KEY UPDATE
-	) l
-) o
-WHERE t.queue = $1::int AND t.id = o.id
-RETURNING ` + rowColumns + `, t.payload, o.was::text`
+FROM ` + clock + `, ` + batchOf("id, due, relative", "$2::bytea[]", "$3::bigint[]", "$4::bool[]") + `
+WHERE t.queue = u.queue AND t.id = u.id AND t.status IN ('pending', 'retry')
+RETURNING ` + rowColumns + `, t.payload, t.status::text`
 
 func (q *queue) Reschedule(ctx context.Context, tx delayq.Tx, ids []string, dues []delayq.LedgerDue) ([]delayq.LedgerChange, error) {
 	changes, err := q.reschedule(ctx, tx, ids, dues)
@@ -78,16 +74,11 @@ func (q *queue) reschedule(ctx context.Context, tx delayq.Tx, ids []string, dues
 
 // Replayed tasks are due in the order of the call.
 var replaySQL = `
-UPDATE delayq.task t SET status = 'pending', run_at = o.run_at, rev = nextval('delayq.rev'), failed = 0, lost = 0, deliveries = 0,
-	cancel_requested = false, dead_at = NULL, reason = NULL, last_error = NULL,
+UPDATE delayq.task t SET status = 'pending', run_at = c.now + u.place * interval '1 microsecond', rev = nextval('delayq.rev'),
+	failed = 0, lost = 0, deliveries = 0, cancel_requested = false, dead_at = NULL, token = NULL, reason = NULL, last_error = NULL,
 	events = delayq.add_event(t.events, 'replayed', NULL, NULL, NULL, NULL)
-FROM (
-	SELECT u.id, c.now + u.place * interval '1 microsecond' AS run_at
-	FROM ` + clock + `, unnest($2::bytea[], $3::bigint[]) AS u(id, place) CROSS JOIN LATERAL (
-		SELECT FROM delayq.task t WHERE t.queue = $1::int AND t.id = u.id AND t.status = 'dead' FOR NO KEY UPDATE
-	) l
-) o
-WHERE t.queue = $1::int AND t.id = o.id
+FROM ` + clock + `, ` + batchOf("id, place", "$2::bytea[]", "$3::bigint[]") + `
+WHERE t.queue = u.queue AND t.id = u.id AND t.status = 'dead'
 RETURNING ` + rowColumns + `, t.payload, 'dead'`
 
 func isDead(row *delayq.LedgerRow) bool { return row.Status == delayq.LedgerDead }
@@ -104,8 +95,8 @@ func (q *queue) Replay(ctx context.Context, tx delayq.Tx, ids []string) ([]delay
 }
 
 var purgeSQL = `
-DELETE FROM delayq.task t USING (SELECT u.id FROM ` + known(`t.status = 'dead'`, `t.id`) + `) o
-WHERE t.queue = $1::int AND t.id = o.id
+DELETE FROM delayq.task t USING ` + batchOf("id", "$2::bytea[]") + `
+WHERE t.queue = u.queue AND t.id = u.id AND t.status = 'dead'
 RETURNING ` + rowColumns + `, NULL::bytea, 'dead'`
 
 func (q *queue) Purge(ctx context.Context, tx delayq.Tx, ids []string) ([]delayq.LedgerChange, error) {

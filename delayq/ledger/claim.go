@@ -10,43 +10,38 @@ import (
 	"github.com/delayq/toolkit/delayq"
 )
 
-// What a claim does with a row, the same for Claim and Lease: the parameters are the queue, the token, the lease, the consumer, MaxLost
-// and MaxFailed.
+// What a claim does with a row, the same for Claim and Lease: it runs, or the lease is renewed that the caller has already, or one that
+// ran out is taken over, or the task is ended instead. $2 is the token, $3 the lease, $4 the consumer, $5 MaxLost, $6 MaxFailed.
 const (
-	claimable = `t.status IN ('pending', 'retry') OR t.status = 'running' AND (t.token = $2::text::uuid OR t.locked_until < clock_timestamp())`
+	claimable = `(t.status IN ('pending', 'retry') OR t.status = 'running' AND (t.token = $2::text::uuid OR t.locked_until < clock_timestamp()))`
 
-	// fate says it in a word: run a task that waits, renew the caller's own lease, take a lease over that ran out, or end the task instead.
-	fate = `CASE WHEN t.status <> 'running' THEN 'run' WHEN t.token = $2::text::uuid THEN 'renew' WHEN t.cancel_requested THEN 'cancel'
-		WHEN $5::int > 0 AND t.lost + 1 >= $5::int THEN 'bury' ELSE 'take' END`
+	mine  = `(t.status = 'running' AND t.token = $2::text::uuid)`
+	taken = `(t.status = 'running' AND t.token <> $2::text::uuid)`
+	spent = `($5::int > 0 AND t.lost + 1 >= $5::int)`
+	ended = `(` + taken + ` AND (t.cancel_requested OR ` + spent + `))`
 
 	claimUpdate = `
 UPDATE delayq.task t SET
-	status = CASE o.fate WHEN 'cancel' THEN 'cancelled' WHEN 'bury' THEN 'dead' ELSE 'running' END::delayq.status,
-	token = CASE WHEN o.fate IN ('cancel', 'bury') THEN t.token ELSE $2::text::uuid END,
-	locked_until = CASE WHEN o.fate IN ('cancel', 'bury') THEN NULL ELSE clock_timestamp() + $3::bigint * interval '1 microsecond' END,
-	locked_by = CASE WHEN o.fate IN ('cancel', 'bury') THEN t.locked_by ELSE $4::text END,
-	deliveries = t.deliveries + (o.fate IN ('run', 'take'))::int,
-	lost = t.lost + (o.fate IN ('take', 'cancel', 'bury'))::int,
-	started_at = CASE WHEN o.fate IN ('run', 'take') THEN clock_timestamp() ELSE t.started_at END,
+	status = CASE WHEN NOT ` + ended + ` THEN 'running' WHEN t.cancel_requested THEN 'cancelled' ELSE 'dead' END::delayq.status,
+	rev = CASE WHEN ` + ended + ` THEN nextval('delayq.rev') ELSE t.rev END,
+	token = CASE WHEN ` + ended + ` THEN t.token ELSE $2::text::uuid END,
+	locked_by = CASE WHEN ` + ended + ` THEN t.locked_by ELSE $4::text END,
+	locked_until = CASE WHEN ` + ended + ` THEN NULL ELSE clock_timestamp() + $3::bigint * interval '1 microsecond' END,
+	started_at = CASE WHEN ` + ended + ` OR ` + mine + ` THEN t.started_at ELSE clock_timestamp() END,
+	deliveries = t.deliveries + (NOT (` + ended + ` OR ` + mine + `))::int,
+	lost = t.lost + ` + taken + `::int,
+	finished_at = CASE WHEN ` + ended + ` AND t.cancel_requested THEN clock_timestamp() END,
+	dead_at = CASE WHEN ` + ended + ` AND NOT t.cancel_requested THEN clock_timestamp() END,
+	reason = CASE WHEN ` + ended + ` AND NOT t.cancel_requested THEN 'lost' ELSE t.reason END,
 	max_failed = $6::int, max_lost = $5::int,
-	rev = CASE WHEN o.fate IN ('cancel', 'bury') THEN nextval('delayq.rev') ELSE t.rev END,
-	finished_at = CASE o.fate WHEN 'cancel' THEN clock_timestamp() END,
-	dead_at = CASE o.fate WHEN 'bury' THEN clock_timestamp() END,
-	reason = CASE o.fate WHEN 'bury' THEN 'lost' ELSE t.reason END,
-	events = CASE WHEN o.fate IN ('run', 'renew') THEN t.events ELSE delayq.add_event(t.events,
-		CASE o.fate WHEN 'cancel' THEN 'lost and cancelled' WHEN 'bury' THEN 'lost and dead' ELSE 'lost' END,
+	events = CASE WHEN NOT ` + taken + ` THEN t.events ELSE delayq.add_event(t.events,
+		CASE WHEN NOT ` + ended + ` THEN 'lost' WHEN t.cancel_requested THEN 'lost and cancelled' ELSE 'lost and dead' END,
 		t.locked_by, t.failed + t.lost + 1, NULL, NULL) END`
 )
 
-const claimSQL = claimUpdate + `
-FROM (
-	SELECT u.id, l.fate FROM unnest($7::bytea[], $8::bigint[]) AS u(id, rev) CROSS JOIN LATERAL (
-		SELECT ` + fate + ` AS fate FROM delayq.task t
-		WHERE t.queue = $1::int AND t.id = u.id AND t.rev = u.rev AND (` + claimable + `)
-		FOR NO KEY UPDATE
-	) l
-) o
-WHERE t.queue = $1::int AND t.id = o.id
+var claimSQL = claimUpdate + `
+FROM ` + batchOf("id, rev", "$7::bytea[]", "$8::bigint[]") + `
+WHERE t.queue = u.queue AND t.id = u.id AND t.rev = u.rev AND ` + claimable + `
 RETURNING ` + rowColumns + `, NULL::bytea`
 
 func (q *queue) Claim(ctx context.Context, c delayq.LedgerClaim, want []delayq.LedgerWant) ([]delayq.LedgerRow, error) {
@@ -84,16 +79,16 @@ func (q *queue) claimArgs(c delayq.LedgerClaim) ([]any, error) {
 
 // A running task was due before it was leased, so the due time bounds all that can be leased here, and the index of open tasks gives it
 // in order. What the call's first try has leased is among the most overdue when it is repeated.
-const leaseSQL = claimUpdate + `
-FROM (
-	SELECT t.id, ` + fate + ` AS fate FROM delayq.task t
-	WHERE t.queue = $1::int AND t.finished_at IS NULL AND t.dead_at IS NULL AND t.run_at <= statement_timestamp() AND (
+var leaseSQL = claimUpdate + `
+FROM ` + batchOf("id", `ARRAY(
+	SELECT t.id FROM delayq.task t
+	WHERE t.queue = $1::int AND `+isOpen+` AND t.run_at <= statement_timestamp() AND (
 		t.status IN ('pending', 'retry') AND t.run_at <= statement_timestamp() - $7::bigint * interval '1 microsecond'
 		OR t.status = 'running' AND (t.token = $2::text::uuid OR t.locked_until < clock_timestamp() - $7::bigint * interval '1 microsecond'))
 	ORDER BY t.run_at, t.id LIMIT $8::int
 	FOR NO KEY UPDATE SKIP LOCKED
-) o
-WHERE t.queue = $1::int AND t.id = o.id
+)`) + `
+WHERE t.queue = u.queue AND t.id = u.id AND ` + claimable + `
 RETURNING ` + rowColumns + `, CASE t.status WHEN 'running' THEN t.payload END`
 
 func (q *queue) Lease(ctx context.Context, c delayq.LedgerClaim, most int) ([]delayq.LedgerRow, error) {
@@ -113,21 +108,14 @@ func (q *queue) lease(ctx context.Context, c delayq.LedgerClaim, most int) ([]de
 	if err != nil {
 		return nil, err
 	}
-	rows, err := fetch(ctx, q, q.l.db, true, leaseSQL, append(args, overdue, most), scanRow)
-	return rows, err
+	return fetch(ctx, q, q.l.db, true, leaseSQL, append(args, overdue, most), scanRow)
 }
 
 // A beat renews only what still runs under the token, but also after the lease has run out: nobody has taken it over.
-const heartbeatSQL = `
+var heartbeatSQL = `
 UPDATE delayq.task t SET locked_until = clock_timestamp() + $4::bigint * interval '1 microsecond'
-FROM (
-	SELECT u.id FROM unnest($2::bytea[], $3::text[]) AS u(id, token) CROSS JOIN LATERAL (
-		SELECT FROM delayq.task t
-		WHERE t.queue = $1::int AND t.id = u.id AND t.status = 'running' AND t.token = u.token::uuid
-		FOR NO KEY UPDATE
-	) l
-) o
-WHERE t.queue = $1::int AND t.id = o.id
+FROM ` + batchOf("id, token", "$2::bytea[]", "$3::text[]::uuid[]") + `
+WHERE t.queue = u.queue AND t.id = u.id AND t.status = 'running' AND t.token = u.token
 RETURNING t.id, t.cancel_requested`
 
 func (q *queue) Heartbeat(ctx context.Context, lease time.Duration, held []delayq.LedgerHeld) ([]delayq.LedgerBeat, error) {

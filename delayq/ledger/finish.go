@@ -8,21 +8,15 @@ import (
 )
 
 // succeedSQL is finishSQL where all succeed, as most do.
-const succeedSQL = `
+var succeedSQL = `
 UPDATE delayq.task t SET status = 'succeeded', rev = nextval('delayq.rev'), finished_at = clock_timestamp(), locked_until = NULL
-FROM (
-	SELECT u.id FROM unnest($2::bytea[], $3::text[]) AS u(id, token) CROSS JOIN LATERAL (
-		SELECT FROM delayq.task t
-		WHERE t.queue = $1::int AND t.id = u.id AND t.status = 'running' AND t.token = u.token::uuid
-		FOR NO KEY UPDATE
-	) l
-) o
-WHERE t.queue = $1::int AND t.id = o.id
+FROM ` + batchOf("id, token", "$2::bytea[]", "$3::text[]::uuid[]") + `
+WHERE t.queue = u.queue AND t.id = u.id AND t.status = 'running' AND t.token = u.token
 RETURNING ` + rowColumns + `, NULL::bytea, 'running'`
 
 // The numbers of the verbs are those of delayq.LedgerVerb. A task that goes back unstarted keeps its revision, so that the lease in
 // Redis can be given back too.
-const finishSQL = `
+var finishSQL = `
 UPDATE delayq.task t SET
 	status = CASE o.fate WHEN 'succeed' THEN 'succeeded' WHEN 'cancel' THEN 'cancelled' WHEN 'bury' THEN 'dead'
 		ELSE CASE WHEN t.failed + o.fails > 0 THEN 'retry' ELSE 'pending' END END::delayq.status,
@@ -45,14 +39,14 @@ FROM (
 		WHEN u.verb = 1 THEN 'retry'
 		WHEN u.verb = 3 THEN 'snooze'
 		ELSE 'back' END AS fate
-	FROM unnest($2::bytea[], $3::text[], $4::int[], $5::bigint[], $6::int[], $7::text[], $8::text[], $9::bytea[])
-		AS u(id, token, verb, delay, max_failed, reason, error, payload) CROSS JOIN LATERAL (
+	FROM ` + batchOf("id, token, verb, delay, max_failed, reason, error, payload", "$2::bytea[]", "$3::text[]::uuid[]", "$4::int[]",
+	"$5::bigint[]", "$6::int[]", "$7::text[]", "$8::text[]", "$9::bytea[]") + ` CROSS JOIN LATERAL (
 		SELECT t.cancel_requested, t.failed FROM delayq.task t
-		WHERE t.queue = $1::int AND t.id = u.id AND t.status = 'running' AND t.token = u.token::uuid
+		WHERE t.queue = u.queue AND t.id = u.id AND t.status = 'running' AND t.token = u.token
 		FOR NO KEY UPDATE
 	) l
 ) o
-WHERE t.queue = $1::int AND t.id = o.id
+WHERE t.queue = o.queue AND t.id = o.id
 RETURNING ` + rowColumns + `, ` + payloadIfWaiting + `, 'running'`
 
 func (q *queue) Finish(ctx context.Context, tx delayq.Tx, ends []delayq.LedgerEnd) ([]delayq.LedgerChange, error) {

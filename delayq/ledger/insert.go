@@ -12,38 +12,38 @@ import (
 
 // Due times come as microseconds, of the epoch or from the database's clock.
 const (
-	clock   = `(SELECT clock_timestamp() AS now OFFSET 0) c`
+	clock   = `(SELECT statement_timestamp() AS now) c`
 	dueExpr = `CASE WHEN u.relative THEN c.now ELSE 'epoch'::timestamptz END + u.due * interval '1 microsecond'`
-	newRows = `unnest($2::bytea[], $3::text[], $4::text[], $5::bytea[], $6::bytea[], $7::bigint[], $8::bool[])
-	AS u(id, type, key, payload, stamp, due, relative)`
 )
 
-const insertSQL = `
+var newRows = batchOf("id, type, key, payload, stamp, due, relative",
+	"$2::bytea[]", "$3::text[]", "$4::text[]", "$5::bytea[]", "$6::bytea[]", "$7::bigint[]", "$8::bool[]")
+
+var insertSQL = `
 INSERT INTO delayq.task AS t (queue, id, type, key, payload, stamp, status, run_at, rev, created_at)
-SELECT $1::int, u.id, u.type, u.key, u.payload, u.stamp, 'pending', ` + dueExpr + `, nextval('delayq.rev'), c.now
+SELECT u.queue, u.id, u.type, u.key, u.payload, u.stamp, 'pending', ` + dueExpr + `, nextval('delayq.rev'), c.now
 FROM ` + clock + `, ` + newRows + `
 ON CONFLICT (queue, id) DO NOTHING
 RETURNING t.id, t.rev, t.run_at, t.created_at`
 
-// known rows: those that start afresh, and with replace ($9) those that wait.
-const reviveSQL = `
+// reviveSQL is about known ids: those that start afresh, and with replace ($9) those that wait.
+var reviveSQL = `
 UPDATE delayq.task t SET type = o.type, key = o.key, payload = o.payload, stamp = o.stamp, status = 'pending', run_at = o.run_at,
 	rev = nextval('delayq.rev'), failed = 0, lost = 0, deliveries = 0, cancel_requested = false, finished_at = NULL,
 	reason = NULL, last_error = NULL, started_at = NULL,
 	created_at = CASE WHEN o.revived THEN o.now ELSE t.created_at END,
-	token = CASE WHEN o.revived THEN NULL ELSE t.token END,
-	locked_by = CASE WHEN o.revived THEN NULL ELSE t.locked_by END,
+	token = NULL, locked_by = NULL, -- an earlier lease has nothing to say of it
 	events = delayq.add_event(t.events, CASE WHEN o.revived THEN 'revived' ELSE 'replaced' END, NULL, NULL, NULL, NULL)
 FROM (
 	SELECT u.*, ` + dueExpr + ` AS run_at, c.now, l.status AS was, l.status = 'cancelled' AS revived
 	FROM ` + clock + `, ` + newRows + ` CROSS JOIN LATERAL (
 		SELECT t.status FROM delayq.task t
-		WHERE t.queue = $1::int AND t.id = u.id AND t.stamp <> u.stamp
+		WHERE t.queue = u.queue AND t.id = u.id AND t.stamp <> u.stamp
 			AND (t.status = 'cancelled' OR $9::bool AND t.status IN ('pending', 'retry'))
 		FOR NO KEY UPDATE
 	) l
 ) o
-WHERE t.queue = $1::int AND t.id = o.id
+WHERE t.queue = o.queue AND t.id = o.id
 RETURNING ` + rowColumns + `, NULL::bytea, o.was::text`
 
 func (q *queue) Insert(ctx context.Context, tx delayq.Tx, tasks []delayq.LedgerTask, replace bool) ([]delayq.LedgerChange, error) {

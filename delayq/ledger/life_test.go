@@ -43,7 +43,7 @@ func TestLife(t *testing.T) {
 				r.Error(err)
 			}
 		}
-		if _, err := r.q.Counts(r.Context(), 10); err != nil {
+		if _, err := r.q.Counts(r.Context(), 10, 0); err != nil {
 			r.Error(err)
 		}
 		if _, _, err := r.led.Retain(r.Context(), 1e9); err != nil {
@@ -57,9 +57,13 @@ func TestLife(t *testing.T) {
 			r.Error(s, err)
 		}
 		for _, f := range []func() ([]delayq.LedgerChange, error){
-			func() ([]delayq.LedgerChange, error) { return r.q.Insert(r.Context(), nil, []delayq.LedgerTask{newTask("a")}, true) },
+			func() ([]delayq.LedgerChange, error) {
+				return r.q.Insert(r.Context(), nil, []delayq.LedgerTask{newTask("a")}, true)
+			},
 			func() ([]delayq.LedgerChange, error) { return r.q.Cancel(r.Context(), nil, []string{"a"}) },
-			func() ([]delayq.LedgerChange, error) { return r.q.Reschedule(r.Context(), nil, []string{"a"}, []delayq.LedgerDue{{In: 5}}) },
+			func() ([]delayq.LedgerChange, error) {
+				return r.q.Reschedule(r.Context(), nil, []string{"a"}, []delayq.LedgerDue{{In: 5}})
+			},
 			func() ([]delayq.LedgerChange, error) { return r.q.Replay(r.Context(), nil, []string{"a"}) },
 			func() ([]delayq.LedgerChange, error) { return r.q.Purge(r.Context(), nil, []string{"a"}) },
 		} {

@@ -49,31 +49,25 @@ func (q *queue) Page(ctx context.Context, p delayq.LedgerPage) ([]delayq.LedgerR
 }
 
 // One look at the most urgent open tasks: as many as make sure that either number of waiting or running is at its bound.
+// Each is a range of one index, read up to a limit.
 const countsSQL = `
-SELECT count(*) FILTER (WHERE o.status <> 'running'),
-	count(*) FILTER (WHERE CASE o.status WHEN 'running' THEN o.locked_until < statement_timestamp() ELSE o.run_at <= statement_timestamp() END),
-	count(*) FILTER (WHERE o.status = 'running'),
-	(SELECT count(*) FROM (SELECT FROM delayq.task t WHERE t.queue = $1::int AND t.dead_at IS NOT NULL LIMIT $2::int) d)
-FROM (
-	SELECT t.status, t.run_at, t.locked_until FROM delayq.task t WHERE t.queue = $1::int AND ` + isOpen + `
-	ORDER BY t.run_at, t.id LIMIT 2 * $2::int - 1
-) o`
+SELECT (SELECT count(*) FROM (SELECT FROM delayq.task t WHERE t.queue = $1::int AND ` + isOpen + ` LIMIT $2::int) o),
+	(SELECT count(*) FROM (SELECT FROM delayq.task t WHERE $3::bigint > 0 AND t.queue = $1::int AND ` + isOpen + `
+		AND t.run_at > statement_timestamp() + $3::bigint * interval '1 microsecond' LIMIT $2::int) l),
+	(SELECT count(*) FROM (SELECT FROM delayq.task t WHERE t.queue = $1::int AND t.dead_at IS NOT NULL LIMIT $2::int) d)`
 
-// Counts counts running tasks exactly unless there are most or more waiting ones due before them.
-func (q *queue) Counts(ctx context.Context, most int) (delayq.LedgerCounts, error) {
+func (q *queue) Counts(ctx context.Context, most int, horizon time.Duration) (delayq.LedgerCounts, error) {
 	if most < 1 || most > 1<<30 {
 		return delayq.LedgerCounts{}, wrap("count", q.name, &delayq.InputError{Field: "most", Limit: "1 to 2^30", Got: fmt.Sprint(most)})
 	}
-	got, err := fetch(ctx, q, q.l.db, true, countsSQL, []any{q.id, most}, func(rows pgx.Rows) (c delayq.LedgerCounts, err error) {
-		err = rows.Scan(&c.Waiting, &c.Due, &c.Running, &c.Dead)
+	got, err := fetch(ctx, q, q.l.db, true, countsSQL, []any{q.id, most, horizon.Microseconds()}, func(rows pgx.Rows) (c delayq.LedgerCounts, err error) {
+		err = rows.Scan(&c.Open, &c.Later, &c.Dead)
 		return c, err
 	})
 	if err != nil {
 		return delayq.LedgerCounts{}, wrap("count", q.name, err)
 	}
-	c := got[0]
-	n := int64(most)
-	return delayq.LedgerCounts{Waiting: min(c.Waiting, n), Due: min(c.Due, n), Running: min(c.Running, n), Dead: min(c.Dead, n)}, nil
+	return got[0], nil
 }
 
 // instant is a time as PostgreSQL reads it, exact to the microsecond, in any query mode.

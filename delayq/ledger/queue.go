@@ -16,11 +16,10 @@ import (
 	"github.com/delayq/toolkit/delayq"
 )
 
-// A queue is one queue of the ledger. Its statements share a few rules. Parameters come as arrays, sorted by id, and meet their rows
-// one by one in a lateral subquery that locks: so the plan cannot be but a nested loop over the primary key, rows are locked
-// in the order of ids, and overlapping calls wait for each other instead of deadlocking. A condition on a row stands in that
-// subquery too, since there PostgreSQL checks it again after a wait. What an update did not match is read afterwards, by a
-// statement of its own that sees what the wait was for.
+// A queue is one queue of the ledger. Its statements share a few rules, see batchOf too. Parameters come as arrays, sorted by id, and
+// meet their rows one by one, so that rows are locked in the order of ids and overlapping calls wait for each other instead of
+// deadlocking. Conditions on a row stand where PostgreSQL checks them again after it has waited for a lock. What an update did
+// not match is read afterwards, by a statement of its own that sees what the wait was for.
 type queue struct {
 	l         *Ledger
 	name      string
@@ -68,6 +67,9 @@ func fetch[T any](ctx context.Context, q *queue, db querier, own bool, sql strin
 }
 
 func fetchOnce[T any](ctx context.Context, db querier, sql string, args []any, scan func(pgx.Rows) (T, error)) ([]T, error) {
+	if sabotage != "" {
+		sql = seeded(sql)
+	}
 	rows, err := db.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
@@ -82,6 +84,18 @@ func fetchOnce[T any](ctx context.Context, db querier, sql string, args []any, s
 		got = append(got, v)
 	}
 	return got, rows.Err()
+}
+
+// batchOf is the table u of a batch in SQL, made of arrays: queue, id and further columns.
+//
+// It is made so that the plan can only be a nested loop, from u to the primary key of the tasks. The limit lets the planner expect one
+// row, whatever the arrays have; and since the queue is a column of u, not a constant, there is no way into the tasks but by both
+// columns of the key. It would else read all of a queue, or of a table that it takes to be small, whenever statistics are old.
+func batchOf(columns string, params ...string) string {
+	for i, p := range params {
+		params[i] = "(SELECT " + p + ")"
+	}
+	return "(SELECT $1::int AS queue, a.* FROM unnest(" + strings.Join(params, ", ") + ") AS a(" + columns + ") LIMIT (SELECT 500)) u"
 }
 
 // A batch is the ids of one call in the order in which their rows are locked.

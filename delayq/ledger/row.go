@@ -64,9 +64,9 @@ func scanChange(rows pgx.Rows) (delayq.LedgerChange, error) {
 	return delayq.LedgerChange{Applied: true, Was: delayq.LedgerStatus(was), Row: row}, err
 }
 
-const rowsSQL = `
+var rowsSQL = `
 SELECT ` + rowColumns + `, CASE WHEN $3::bool THEN t.payload END
-FROM delayq.task t WHERE t.queue = $1::int AND t.id = ANY ($2::bytea[])`
+FROM ` + batchOf("id", "$2::bytea[]") + ` JOIN delayq.task t ON t.queue = u.queue AND t.id = u.id`
 
 func (q *queue) Rows(ctx context.Context, ids []string, payload bool) ([]delayq.LedgerRow, error) {
 	b, err := newBatch(len(ids), func(i int) string { return ids[i] })

@@ -49,7 +49,7 @@ CREATE TABLE delayq.task (
         (finished_at IS NOT NULL) = (status IN ('succeeded', 'cancelled')) AND (dead_at IS NOT NULL) = (status = 'dead')),
     CONSTRAINT task_running CHECK ((status = 'running') = (locked_until IS NOT NULL))
 ) WITH (
-    fillfactor = 75,
+    fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0,
     toast.autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_threshold = 1000, toast.autovacuum_vacuum_cost_delay = 0

@@ -1,0 +1,9 @@
+//go:build !sabotage
+
+package lua
+
+// sabotage names a seeded bug, see scripts/chaos. Without the build tag it is an empty constant, and every trace of the bugs goes
+// at compile time.
+const sabotage = ""
+
+func seeded(_, text string) string { return text }
