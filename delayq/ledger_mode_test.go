@@ -30,7 +30,16 @@ type booked struct {
 
 func newBooked(t *testing.T, rdb *redis.Client, cfg delayq.Config) *booked {
 	t.Helper()
-	b := &booked{T: t, rdb: rdb, pool: newLedgerPool(t)}
+	return newBookedOn(t, newLedgerPool(t), rdb, cfg)
+}
+
+// newBookedOn is newBooked on a database of the test's own, which gets the schema.
+func newBookedOn(t *testing.T, pool *pgxpool.Pool, rdb *redis.Client, cfg delayq.Config) *booked {
+	t.Helper()
+	if _, err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	b := &booked{T: t, rdb: rdb, pool: pool}
 	var err error
 	b.led, err = ledger.Open(t.Context(), b.pool)
 	if err != nil {
@@ -54,7 +63,7 @@ func newLedgerPool(t *testing.T) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	if err := migrateUp(t.Context(), pool); err != nil {
+	if _, err := migrations.Up(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	return pool
@@ -216,9 +225,4 @@ func TestLedgerRestoresRedis(t *testing.T) {
 	}
 	var ran atomic.Int64
 	b.work(func(context.Context, *delayq.Task) error { ran.Add(1); return nil }, func() bool { return ran.Load() == 9 })
-}
-
-func migrateUp(ctx context.Context, pool *pgxpool.Pool) error {
-	_, err := migrations.Up(ctx, pool)
-	return err
 }

@@ -58,7 +58,9 @@ func (walkLedger) OpenQueue(_ context.Context, _ string, want LedgerConfig, _ bo
 	return walkLedger{}, want, nil
 }
 
-func (walkLedger) Counts(context.Context, int, time.Duration) (LedgerCounts, error) { return LedgerCounts{}, nil }
+func (walkLedger) Counts(context.Context, int, time.Duration) (LedgerCounts, error) {
+	return LedgerCounts{}, nil
+}
 
 // pieces are all that Redis can have of one id. Zero or empty is none; times are us.
 type pieces struct {
