@@ -72,7 +72,7 @@ func TestWhatEnqueueRefuses(t *testing.T) {
 		for field, change := range map[string]func(*delayq.Task){
 			"ID":              func(t *delayq.Task) { t.ID = long(257) },
 			"Type":            func(t *delayq.Task) { t.Type = "" },
-			"Key":             func(t *delayq.Task) { t.Key = long(257) },
+			"Key":             func(t *delayq.Task) { t.Key = long(2049) },
 			"Payload":         func(t *delayq.Task) { t.Payload = make([]byte, 64<<10+1) },
 			"Conflict":        func(t *delayq.Task) { t.Conflict = 7 },
 			"Delay and RunAt": func(t *delayq.Task) { t.Delay, t.RunAt = time.Second, instant(0) },
@@ -339,5 +339,24 @@ func TestQueuesOfDifferentNamesShareNothing(t *testing.T) {
 			r.is(err, delayq.ErrInvalid, name)
 		}
 		r.broken = true // its keys are gone
+	})
+}
+
+func TestALongKeyHasAnID(t *testing.T) {
+	everyMode(t, 1, func(r *rig) {
+		key := strings.Repeat("customer/", 100)
+		id := delayq.IDOf(key)
+		if len(id) != 256 || id != delayq.IDOf(key) || id == delayq.IDOf(key+"x") || delayq.IDOf("short") != "short" {
+			r.Fatalf("%q", id)
+		}
+		for _, want := range []delayq.Outcome{delayq.Created, delayq.DuplicatePending} {
+			res, err := r.q.Enqueue(r.Context(), delayq.Task{ID: delayq.IDOf(key), Key: key, Type: "t"})
+			if err != nil || res.Outcome != want {
+				r.Error(res, err)
+			}
+		}
+		if in, err := r.q.Get(r.Context(), delayq.IDOf(key)); err != nil || in.Key != key {
+			r.Errorf("%+v, %v", in, err)
+		}
 	})
 }

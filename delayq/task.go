@@ -1,6 +1,8 @@
 package delayq
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -12,7 +14,7 @@ import (
 const (
 	maxID   = 256
 	maxType = 128
-	maxKey  = 256
+	maxKey  = 2048
 )
 
 // latestDue is the last instant that a score holds with its microseconds.
@@ -22,11 +24,11 @@ var latestDue = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 // are set on delivery and ignored by Enqueue.
 type Task struct {
 	// ID comes from the business, such as "cancel-order:42": enqueueing it twice gives one task. 1 to 256 bytes of any
-	// kind. Empty means a new UUIDv7, which then cannot find a duplicate.
+	// kind; IDOf makes one of a longer key. Empty means a new UUIDv7, which then cannot find a duplicate.
 	ID string `json:"id"`
 	// Type chooses the handler. 1 to 128 bytes.
 	Type string `json:"type"`
-	// Key is a business key for logs, at most 256 bytes. Optional.
+	// Key is a business key for logs, at most 2048 bytes. Optional.
 	Key string `json:"key,omitempty"`
 	// Payload is what the handler needs; bytes out are the bytes in. At most Queue.MaxPayload.
 	Payload []byte `json:"payload,omitempty"`
@@ -87,6 +89,19 @@ func NewTask(id, typ string, v any) (Task, error) {
 		return Task{}, fmt.Errorf("delayq: payload of %s: %w", printable(id), err)
 	}
 	return Task{ID: id, Type: typ, Payload: body}, nil
+}
+
+// IDOf is the id of a business key of any length: the key itself if it is short enough, else its beginning and its SHA-256,
+// always the same. Keep the original in Task.Key:
+//
+//	q.Enqueue(ctx, delayq.Task{ID: delayq.IDOf(key), Key: key, Type: "refund"})
+//	q.Cancel(ctx, delayq.IDOf(key))
+func IDOf(key string) string {
+	if len(key) <= maxID {
+		return key
+	}
+	sum := sha256.Sum256([]byte(key))
+	return key[:maxID-1-2*len(sum)] + "~" + hex.EncodeToString(sum[:])
 }
 
 // Outcome is what an enqueue did.
@@ -158,7 +173,7 @@ func (q *Queue) validate(t *Task) error {
 	case len(t.Type) > maxType:
 		return &InputError{"Type", "1 to 128 bytes", bytes(len(t.Type))}
 	case len(t.Key) > maxKey:
-		return &InputError{"Key", "at most 256 bytes", bytes(len(t.Key))}
+		return &InputError{"Key", "at most 2048 bytes", bytes(len(t.Key))}
 	case len(t.Payload) > q.maxPayload:
 		return &InputError{"Payload", "at most " + bytes(q.maxPayload), bytes(len(t.Payload))}
 	case t.Conflict < Keep || t.Conflict > Reject:
