@@ -58,12 +58,17 @@ func (q *Queue) EnqueueMany(ctx context.Context, tasks []Task, opts ...Option) (
 			continue
 		}
 		wg.Go(func() {
+			var telling sync.WaitGroup // Redis is told of a call's tasks while the ledger takes the next
+			defer telling.Wait()
 			for len(entries) > 0 {
 				n := fit(entries)
-				for i, r := range q.shards[s].enqueue(ctx, entries[:n]) {
+				some, tell := q.shards[s].enqueueing(ctx, entries[:n])
+				for i, r := range some {
 					results[at[entries[i]]] = r
 				}
 				entries = entries[n:]
+				telling.Wait()
+				telling.Go(tell)
 			}
 		})
 	}
@@ -105,9 +110,20 @@ func fit(entries []*entry) int {
 
 // enqueue sends one call's worth of entries.
 func (sh *shard) enqueue(ctx context.Context, entries []*entry) []Result {
+	results, tell := sh.enqueueing(ctx, entries)
+	tell()
+	return results
+}
+
+// enqueueing is enqueue but for what is left to do when the results stand: with a ledger, to tell Redis.
+func (sh *shard) enqueueing(ctx context.Context, entries []*entry) (results []Result, tell func()) {
 	if sh.q.lq != nil {
 		return sh.q.book(ctx, nil, entries)
 	}
+	return sh.enqueueInRedis(ctx, entries), func() {}
+}
+
+func (sh *shard) enqueueInRedis(ctx context.Context, entries []*entry) []Result {
 	n := len(entries)
 	policy := entries[0].task.Conflict
 	dues := entries

@@ -50,14 +50,15 @@ type LedgerQueue interface {
 	// Claim makes tasks that Redis leased run under the call's token, if they still are as they were leased (the revision)
 	// and nobody else runs them; it answers its own repeat. A takeover of a task whose lease ran out counts it as lost and
 	// may end it instead: as cancelled, or as dead. The answer has only rows that are now the token's or were so ended, in any
-	// order, without Payload.
+	// order, and of them ID, Status, Rev, Token and the counts.
 	Claim(ctx context.Context, c LedgerClaim, want []LedgerWant) ([]LedgerRow, error)
 	// Lease claims due tasks straight from the ledger, most overdue first, at most max, with Payload; it leaves out what others
 	// are at. Its repeat answers what the token already holds. Rows that a takeover ended are among the answer.
 	Lease(ctx context.Context, c LedgerClaim, max int) ([]LedgerRow, error)
 	// Heartbeat renews the leases of running tasks.
 	Heartbeat(ctx context.Context, lease time.Duration, held []LedgerHeld) ([]LedgerBeat, error)
-	// Finish ends leases: one change for each, not Applied when the lease is not the caller's (any more).
+	// Finish ends leases: one change for each, not Applied when the lease is not the caller's (any more). Of tasks that succeed the
+	// row has ID, Status, Rev and Token.
 	Finish(ctx context.Context, tx Tx, ends []LedgerEnd) ([]LedgerChange, error)
 
 	// Rows reads rows as they are now, on the primary, with Payload when payload is set. The answer has only those that exist, in

@@ -46,6 +46,7 @@ func (s *settler) loop(ctx context.Context) {
 		batch, closed := s.take()
 		if len(batch) == 0 {
 			if closed {
+				signal(s.more) // for another loop
 				return
 			}
 			select {

@@ -51,7 +51,9 @@ func (q *Queue) EnqueueManyTx(ctx context.Context, tx Tx, tasks []Task, opts ...
 	}
 	for done := 0; done < len(entries); {
 		n := fit(entries[done:])
-		for i, r := range q.book(ctx, tx, entries[done:done+n]) {
+		some, tell := q.book(ctx, tx, entries[done:done+n])
+		tell()
+		for i, r := range some {
 			results[done+i], errs[done+i] = r, r.Err
 		}
 		done += n
@@ -151,8 +153,8 @@ func (q *Queue) checkTx(tx Tx) error {
 	return nil
 }
 
-// book writes one call's worth of entries into the ledger.
-func (q *Queue) book(ctx context.Context, tx Tx, entries []*entry) []Result {
+// book writes one call's worth of entries into the ledger. tell is what remains: to show them to Redis.
+func (q *Queue) book(ctx context.Context, tx Tx, entries []*entry) (results []Result, tell func()) {
 	tasks := make([]LedgerTask, len(entries))
 	for i, e := range entries {
 		tasks[i] = LedgerTask{
@@ -162,7 +164,7 @@ func (q *Queue) book(ctx context.Context, tx Tx, entries []*entry) []Result {
 	}
 	policy := entries[0].task.Conflict
 	changes, err := q.lq.Insert(ctx, tx, tasks, policy == Replace)
-	results := make([]Result, len(entries))
+	results = make([]Result, len(entries))
 	var told []LedgerRow
 	var made, replaced int64
 	for i, e := range entries {
@@ -189,14 +191,13 @@ func (q *Queue) book(ctx context.Context, tx Tx, entries []*entry) []Result {
 			}
 		}
 	}
-	q.tell(ctx, tx, told, map[string]int64{"e:created": made, "e:replaced": replaced})
 	if sabotage == "enqueue-needs-redis" {
 		_, err := q.shards[0].run(ctx, q.scripts.put, []any{"0", 0, 0}, nil)
 		for i := range results {
 			results[i].Err = errors.Join(results[i].Err, err)
 		}
 	}
-	return results
+	return results, func() { q.tell(ctx, tx, told, map[string]int64{"e:created": made, "e:replaced": replaced}) }
 }
 
 // ledgerDue rounds a due time up to whole milliseconds.

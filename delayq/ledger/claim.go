@@ -42,7 +42,7 @@ UPDATE delayq.task t SET
 var claimSQL = claimUpdate + `
 FROM ` + batchOf("id, rev", "$7::bytea[]", "$8::bigint[]") + `
 WHERE t.queue = u.queue AND t.id = u.id AND t.rev = u.rev AND ` + claimable + `
-RETURNING ` + rowColumns + `, NULL::bytea`
+RETURNING t.id, t.status::text, t.rev, t.failed, t.lost, t.deliveries` // no more than is needed, since it is read for every task
 
 func (q *queue) Claim(ctx context.Context, c delayq.LedgerClaim, want []delayq.LedgerWant) ([]delayq.LedgerRow, error) {
 	rows, err := q.claim(ctx, c, want)
@@ -59,7 +59,16 @@ func (q *queue) claim(ctx context.Context, c delayq.LedgerClaim, want []delayq.L
 		return nil, err
 	}
 	args = append(args, b.ids, column(b, func(i int) int64 { return want[i].Rev }))
-	return fetch(ctx, q, q.l.db, true, claimSQL, args, scanRow)
+	return fetch(ctx, q, q.l.db, true, claimSQL, args, func(rows pgx.Rows) (row delayq.LedgerRow, err error) {
+		var id []byte
+		var status string
+		err = rows.Scan(&id, &status, &row.Rev, &row.Failed, &row.Lost, &row.Deliveries)
+		row.ID, row.Status = string(id), delayq.LedgerStatus(status)
+		if row.Status == delayq.LedgerRunning {
+			row.Token = c.Token
+		}
+		return row, err
+	})
 }
 
 func (q *queue) claimArgs(c delayq.LedgerClaim) ([]any, error) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/delayq/toolkit/delayq"
 )
 
@@ -12,7 +14,7 @@ var succeedSQL = `
 UPDATE delayq.task t SET status = 'succeeded', rev = nextval('delayq.rev'), finished_at = clock_timestamp(), locked_until = NULL
 FROM ` + batchOf("id, token", "$2::bytea[]", "$3::text[]::uuid[]") + `
 WHERE t.queue = u.queue AND t.id = u.id AND t.status = 'running' AND t.token = u.token
-RETURNING ` + rowColumns + `, NULL::bytea, 'running'`
+RETURNING t.id, t.rev`
 
 // The numbers of the verbs are those of delayq.LedgerVerb. A task that goes back unstarted keeps its revision, so that the lease in
 // Redis can be given back too.
@@ -69,17 +71,60 @@ func (q *queue) finish(ctx context.Context, tx delayq.Tx, ends []delayq.LedgerEn
 		}
 		plain = plain && ends[i].Verb == delayq.LedgerSucceed && ends[i].Error == ""
 	}
-	sql := finishSQL
 	if plain {
-		sql = succeedSQL
+		return q.succeed(ctx, tx, b, ends)
 	}
-	return q.change(ctx, tx, b, sql, func(b *batch) []any {
-		tokens, _ := tokensOf(b, func(i int) string { return ends[i].Token }) // checked above
-		args := []any{q.id, b.ids, tokens}
-		if plain {
-			return args
-		}
-		return append(args,
+	return q.finishAny(ctx, tx, b, ends)
+}
+
+// succeed is finish where all succeed. What it does not match, which is rare, goes the long way.
+func (q *queue) succeed(ctx context.Context, tx delayq.Tx, b *batch, ends []delayq.LedgerEnd) ([]delayq.LedgerChange, error) {
+	changes := make([]delayq.LedgerChange, len(ends))
+	if len(ends) == 0 {
+		return changes, nil
+	}
+	db, own, err := q.in(tx)
+	if err != nil {
+		return nil, err
+	}
+	tokens, err := tokensOf(b, func(i int) string { return ends[i].Token })
+	if err != nil {
+		return nil, err
+	}
+	done, err := fetch(ctx, q, db, own, succeedSQL, []any{q.id, b.ids, tokens}, func(rows pgx.Rows) (*delayq.LedgerRow, error) {
+		row := &delayq.LedgerRow{Status: delayq.LedgerSucceeded}
+		var id []byte
+		err := rows.Scan(&id, &row.Rev)
+		row.ID = string(id)
+		return row, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range done {
+		i := b.at[row.ID]
+		row.Token = ends[i].Token
+		changes[i] = delayq.LedgerChange{Applied: true, Was: delayq.LedgerRunning, Row: row}
+	}
+	if len(done) == len(ends) {
+		return changes, nil
+	}
+	rest := b.left(func(i int) bool { return changes[i].Applied })
+	others, err := q.finishAny(ctx, tx, rest, ends)
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range rest.order {
+		changes[i] = others[i]
+	}
+	return changes, nil
+}
+
+func (q *queue) finishAny(ctx context.Context, tx delayq.Tx, b *batch, ends []delayq.LedgerEnd) ([]delayq.LedgerChange, error) {
+	return q.change(ctx, tx, b, finishSQL, func(b *batch) []any {
+		tokens, _ := tokensOf(b, func(i int) string { return ends[i].Token }) // checked by finish
+		return []any{
+			q.id, b.ids, tokens,
 			column(b, func(i int) int32 { return int32(ends[i].Verb) }),
 			column(b, func(i int) int64 { return ends[i].Delay.Microseconds() }),
 			column(b, func(i int) int32 { return int32(min(ends[i].MaxFailed, 1<<30)) }),
@@ -91,7 +136,7 @@ func (q *queue) finish(ctx context.Context, tx delayq.Tx, ends []delayq.LedgerEn
 				}
 				return ends[i].Payload
 			}),
-		)
+		}
 	}, func(i int, row *delayq.LedgerRow) bool {
 		return row.Status == delayq.LedgerRunning && row.Token == ends[i].Token
 	})
