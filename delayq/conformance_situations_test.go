@@ -166,7 +166,7 @@ func TestOnlyTheHolderOfALeaseCanUseIt(t *testing.T) {
 			for i, verb := range verbs {
 				if r.pool != nil { // it remembers the task where Redis has forgotten the lease
 					gone := situation == "purged" || situation == "forgotten"
-					if want[i] == notFound && (!gone || verb.name == "extend") {
+					if errors.Is(want[i], notFound) && (!gone || verb.name == "extend") {
 						want[i] = lost
 					}
 					// The end that was first stands; one that comes to the same is a repeat of it.

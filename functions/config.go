@@ -20,9 +20,11 @@ import (
 // envPrefix starts the name of every variable a function reads.
 const envPrefix = "DELAYQ_"
 
-// Config is everything that can be set about a worker function. The tag of a field, after
-// DELAYQ_, is the environment variable it is read from. Durations are written the Go way:
-// 500ms, 30s, 5m. A variable that is unset, empty or zero means the default.
+// Config is everything that can be set about a function. The tag of a field, after DELAYQ_, is
+// the environment variable it is read from. Durations are written the Go way: 500ms, 30s, 5m. A
+// variable that is unset, empty or zero means the default.
+//
+// The reconciler does not use Concurrency, Lease, Timeout, MaxPoll, IdleExit, BatonGroup and Runners.
 type Config struct {
 	// RedisURL is where Redis is: redis://host:6379/0, rediss://host:6379 for TLS, or
 	// unix:///path. Options of the client go in the query, as in ?dial_timeout=2s. Never logged.
@@ -37,7 +39,25 @@ type Config struct {
 	// RedisCluster says that RedisURL is a node of a Redis Cluster. ElastiCache Serverless is one.
 	RedisCluster bool `env:"REDIS_CLUSTER"`
 
-	// Queues are the names of the queues to work off, separated by commas.
+	// DatabaseURL is the PostgreSQL database that keeps the ledger: postgres://user@host:5432/name.
+	// Options of the connection and of the pool go in the query, as in
+	// ?sslmode=verify-full&pool_max_conns=2. Never logged.
+	//
+	// Empty means that there is no ledger, and all tasks are in Redis alone. The reconciler needs one.
+	DatabaseURL Secret `env:"DATABASE_URL"`
+
+	// DatabasePassword is the password, kept apart from the URL so that it can come from a
+	// secret store. It wins over a password in the URL. Never logged.
+	DatabasePassword Secret `env:"DATABASE_PASSWORD"`
+
+	// Horizon keeps tasks that are due later than this from now out of Redis: they wait in the
+	// ledger until the reconciler brings them in. Make it several times the interval of the
+	// reconciler's schedule, and the same for all that open the queue.
+	//
+	// Defaults to none: all tasks are in Redis too. At least 1 second. Only with a ledger.
+	Horizon time.Duration `env:"HORIZON"`
+
+	// Queues are the names of the queues, separated by commas.
 	//
 	// Required.
 	Queues []string `env:"QUEUES"`
@@ -66,7 +86,7 @@ type Config struct {
 
 	// Margin is how long before the invocation's deadline running handlers are told to end, so
 	// that there is time to give their tasks back and to answer before the process is killed.
-	// New tasks are taken until twice the margin before it.
+	// New tasks are taken until twice the margin before it, and the reconciler works until then.
 	//
 	// Defaults to 2 seconds. At least 100 milliseconds.
 	Margin time.Duration `env:"MARGIN"`
@@ -204,6 +224,9 @@ func (c *Config) problems() []problem {
 	}
 	if c.Shards < 0 || c.Shards > 256 {
 		bad("SHARDS", "must be 1 to 256, got %d", c.Shards)
+	}
+	if c.Horizon != 0 && c.Horizon < time.Second {
+		bad("HORIZON", "must be at least 1 s, got %s", c.Horizon)
 	}
 	wc := c.worker()
 	if wc.MaxPoll != 0 && wc.MaxPoll < minPoll {

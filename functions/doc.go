@@ -1,12 +1,12 @@
 // Package functions runs delayq inside functions that live for seconds, such as AWS Lambda's.
 //
 // A function is compiled, so handlers plug in by import: write a main that gives a mux to
-// [Worker], and what comes back to lambda.Start.
+// [Worker], and what comes back to [Start].
 //
 //	func main() {
 //		mux := delayq.NewMux()
 //		delayq.Handle(mux, "order.cancel", cancelOrder)
-//		lambda.Start(functions.Worker(mux))
+//		functions.Start(functions.Worker(mux))
 //	}
 //
 // Everything else is set in the function's environment, in variables that start with DELAYQ_:
@@ -21,6 +21,14 @@
 // next look at the queue, finishes what it has begun and returns. One runner works at a time,
 // there is no gap, and if ticks are lost the old one goes on until its own deadline. So give the
 // function a timeout of several ticks, and a reserved concurrency greater than Config.Runners.
+//
+// # With a ledger
+//
+// With DELAYQ_DATABASE_URL the queues have a ledger in PostgreSQL, whose schema "delayq migrate"
+// makes. The worker then claims there what it leases from Redis, and leases from it alone while
+// Redis is away. A second function, functions/reconciler, repairs Redis from it once a minute, in
+// slices that fit an invocation; see [Reconciler]. The pool of an environment is small and bears
+// poolers by transaction, such as PgBouncer and RDS Proxy.
 //
 // # What an invocation can leave behind
 //

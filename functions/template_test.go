@@ -21,8 +21,13 @@ import (
 // the checker. It looks at each function with the Globals merged in and every !Ref to a parameter
 // replaced by the parameter's default, which is what a first deployment gets.
 
-// configs says which struct a function reads its environment into.
-var configs = map[string]any{"WorkerFunction": &Config{}}
+// configs says which struct a function reads its environment into, unread what of it a function has no use for.
+var (
+	configs = map[string]any{"WorkerFunction": &Config{}, "ReconcilerFunction": &Config{}}
+	unread  = map[string][]string{"ReconcilerFunction": {
+		"DELAYQ_CONCURRENCY", "DELAYQ_LEASE", "DELAYQ_TIMEOUT", "DELAYQ_MAX_POLL", "DELAYQ_IDLE_EXIT", "DELAYQ_BATON_GROUP", "DELAYQ_RUNNERS",
+	}}
+)
 
 const templatePath = "../template.yaml"
 
@@ -87,6 +92,12 @@ func TestTemplateRulesBite(t *testing.T) {
 		{"no window", "            FlexibleTimeWindow:\n              Mode: \"OFF\"\n", "", "FlexibleTimeWindow"},
 		{"a secret in the open", `!Sub "{{resolve:secretsmanager:${RedisPasswordSecretArn}}}"`, "hunter2", "DELAYQ_REDIS_PASSWORD does not come from a secret store"},
 		{"a secret by parameter", `!Sub "{{resolve:secretsmanager:${RedisPasswordSecretArn}}}"`, "!Ref ScriptHeader", "DELAYQ_REDIS_PASSWORD does not come from a secret store"},
+		{"the database's secret in the open", `!Sub "{{resolve:secretsmanager:${DatabasePasswordSecretArn}}}"`, "hunter2", "DELAYQ_DATABASE_PASSWORD does not come from a secret store"},
+		{"a reconciler without a ledger", "    Condition: HasDatabase\n    Properties:\n      Description: Repairs", "    Properties:\n      Description: Repairs", "deployed where there is no database"},
+		{"a reconciler that is cut short", "      Timeout: 60\n", "      Timeout: 10\n", "Timeout 10s: want 30s to a tick"},
+		{"a reconciler that outlives its tick", "      Timeout: 60\n", "      Timeout: 300\n", "Timeout 5m0s: want 30s to a tick"},
+		{"a reconciler throttled", "so that a tick is not throttled by the end of the one before.\n      ReservedConcurrentExecutions: 2", "so.\n      ReservedConcurrentExecutions: 1", "ReservedConcurrentExecutions 1: want 2"},
+		{"a database variable that is not set", "        DELAYQ_DATABASE_URL: !Ref DatabaseUrl\n", "", "DELAYQ_DATABASE_URL is not set"},
 		{"no VPC", "    VpcConfig: !If\n", "    VpcConfigs: !If\n", "VpcConfig"},
 		{"logs kept for ever", "      RetentionInDays: !Ref LogRetentionDays\n", "      LogGroupClass: STANDARD\n", "RetentionInDays"},
 		{"no log group", "      LoggingConfig:\n        LogGroup: !Ref WorkerLogGroup\n", "", "LogGroup"},
@@ -391,6 +402,9 @@ func (f *function) environment() {
 	set := asMap(f.get("Environment", "Variables"))
 	read := map[string]bool{}
 	for _, field := range fields {
+		if slices.Contains(unread[f.name], field.Key) {
+			continue
+		}
 		read[field.Key] = true
 		if _, ok := set[field.Key]; !ok {
 			f.bad("%s is not set", field.Key)
@@ -480,9 +494,26 @@ func (f *function) schedule(name string, p map[string]any) {
 		f.bad("%s: ScheduleExpression is %s: want rate(1 minute) or rate(N minutes)", name, expression)
 		return
 	}
-	if _, ok := configs[f.name].(*Config); ok {
-		minutes, _ := strconv.Atoi("0" + m[1])
-		f.baton(time.Duration(max(minutes, 1)) * time.Minute)
+	minutes, _ := strconv.Atoi("0" + m[1])
+	tick := time.Duration(max(minutes, 1)) * time.Minute
+	switch f.name {
+	case "WorkerFunction":
+		f.baton(tick)
+	case "ReconcilerFunction":
+		f.slices(tick)
+	}
+}
+
+// slices holds the reconciler to what it is for: only where there is a ledger, every minute or so, and never throttled.
+func (f *function) slices(tick time.Duration) {
+	if asMap(f.section("Resources")[f.name])["Condition"] != "HasDatabase" {
+		f.bad("it is deployed where there is no database")
+	}
+	if timeout := f.seconds("Timeout"); timeout > tick || timeout < 30*time.Second {
+		f.bad("Timeout %s: want 30s to a tick, %s", timeout, tick)
+	}
+	if reserve, _ := f.get("ReservedConcurrentExecutions").(int); reserve < 2 {
+		f.bad("ReservedConcurrentExecutions %d: want 2, or the next tick is throttled by the end of the last", reserve)
 	}
 }
 

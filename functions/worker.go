@@ -4,40 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
-	"os"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/aws/aws-lambda-go/lambdacontext"
-	"github.com/caarlos0/env/v11"
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/delayq/toolkit/delayq"
 )
-
-// An Option changes what Worker takes from its surroundings.
-type Option func(*worker)
-
-// WithConfig sets the configuration, and the environment is not read.
-func WithConfig(cfg Config) Option {
-	return func(w *worker) { w.cfg, w.explicit = cfg, true }
-}
-
-// WithRedis sets the client, and no RedisURL is needed. It is how a function logs in with
-// short-lived credentials. Worker does not close it. Its ContextTimeoutEnabled should be true:
-// without, a Redis that does not answer can hold an invocation past its deadline.
-func WithRedis(rdb redis.UniversalClient) Option {
-	return func(w *worker) { w.rdb = rdb }
-}
-
-// WithLogger sets where the worker logs. By default it writes JSON to standard error, which
-// Lambda collects.
-func WithLogger(log *slog.Logger) Option {
-	return func(w *worker) { w.log = log }
-}
 
 // Summary is a worker invocation's answer, and what it logs. Tasks that failed are counted in
 // it; they do not make the invocation a failed one.
@@ -53,18 +25,9 @@ type Summary struct {
 	Error string `json:"error,omitempty"`
 }
 
-// A worker is what one environment keeps from one invocation to the next.
 type worker struct {
-	mux      *delayq.Mux
-	cfg      Config
-	explicit bool  // cfg was given, not read
-	err      error // why cfg cannot be used: the answer to every invocation
-	rdb      redis.UniversalClient
-	log      *slog.Logger
-	warm     atomic.Bool
-
-	mu     sync.Mutex
-	queues []*delayq.Queue // nil until an invocation could open all of them
+	*process
+	mux *delayq.Mux
 }
 
 // Worker returns the handler of a function that runs due tasks with the handlers of mux, to be
@@ -83,32 +46,8 @@ type worker struct {
 //
 // The handler may be called from several goroutines at once.
 func Worker(mux *delayq.Mux, opts ...Option) func(context.Context, json.RawMessage) (Summary, error) {
-	w := &worker{mux: mux}
-	for _, opt := range opts {
-		opt(w)
-	}
-	w.configure()
+	w := &worker{newProcess(opts, false), mux}
 	return func(ctx context.Context, _ json.RawMessage) (Summary, error) { return w.invoke(ctx) }
-}
-
-// configure settles what the process works with, and in w.err everything that is wrong with it.
-func (w *worker) configure() {
-	var wrong []problem
-	if w.explicit {
-		wrong = w.cfg.problems()
-	} else {
-		w.cfg, wrong = configFrom(env.ToMap(os.Environ()))
-	}
-	if w.rdb == nil {
-		var bad *problem
-		if w.rdb, bad = w.cfg.client(); bad != nil {
-			wrong = append(wrong, *bad)
-		}
-	}
-	w.err = asError(wrong)
-	if w.log == nil {
-		w.log = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: w.cfg.LogLevel}))
-	}
 }
 
 func (w *worker) invoke(ctx context.Context) (Summary, error) {
@@ -154,54 +93,24 @@ func (w *worker) run(ctx context.Context, s *Summary) error {
 	return nil
 }
 
-// enoughTime refuses an invocation that would have to stop before it started.
-func (w *worker) enoughTime(ctx context.Context) error {
-	need := 2 * w.cfg.worker().Margin
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= need {
-		return fmt.Errorf("functions: %w: %s, need more than %s, twice the margin: raise the function's timeout or lower %sMARGIN",
-			delayq.ErrNoTime, time.Until(deadline).Round(time.Millisecond), need, envPrefix)
-	}
-	return nil
-}
-
 // openWithin bounds the wait for a Redis that does not answer: the next tick tries again, and the
 // rest of this invocation would be paid for nothing.
 const openWithin = 15 * time.Second
 
-// open returns the queues, opened by this invocation or by an earlier one.
+// open returns all of the queues.
 func (w *worker) open(ctx context.Context) ([]*delayq.Queue, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.queues != nil {
-		return w.queues, nil
-	}
 	within := openWithin
 	if deadline, ok := ctx.Deadline(); ok {
-		within = min(within, time.Until(deadline)-w.cfg.worker().Margin) // the error must still get out
+		within = min(within, time.Until(deadline)-w.margin()) // the error must still get out
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	var queues []*delayq.Queue
-	for _, name := range w.cfg.Queues {
-		q, err := delayq.Open(ctx, w.rdb, name, delayq.Config{
-			Shards:        w.cfg.Shards,
-			AllowEviction: w.cfg.AllowEviction,
-			ScriptHeader:  w.cfg.ScriptHeader,
-			Logger:        w.log,
-		})
-		if err != nil {
-			return nil, fmt.Errorf("functions: %w", err)
+	queues := make([]*delayq.Queue, len(w.cfg.Queues))
+	for i, name := range w.cfg.Queues {
+		var err error
+		if queues[i], err = w.process.open(ctx, name); err != nil {
+			return nil, err
 		}
-		queues = append(queues, q)
 	}
-	w.queues = queues
 	return queues, nil
-}
-
-// requestID is Lambda's, or one of our own where the handler is called by something else.
-func requestID(ctx context.Context) string {
-	if lc, ok := lambdacontext.FromContext(ctx); ok && lc.AwsRequestID != "" {
-		return lc.AwsRequestID
-	}
-	return uuid.NewString()
 }

@@ -18,11 +18,10 @@ const rowColumns = `t.id, t.status::text, t.run_at, t.rev, uuid_send(t.token), t
 const payloadIfWaiting = `CASE WHEN t.status IN ('pending', 'retry') THEN t.payload END`
 
 type scanned struct {
-	id, token, payload                 []byte
+	id, token                          []byte
 	status                             string
 	lockedBy, reason, lastError        *string
 	lockedUntil, startedAt, finishedAt *time.Time
-	was                                *string
 }
 
 func (s *scanned) into(row *delayq.LedgerRow) []any {
