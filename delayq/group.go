@@ -73,12 +73,15 @@ func (c *committer) lead(sh *shard, leader *waiter) {
 	c.send(sh, batch, entries[:n])
 }
 
-// send makes one call, hands out its answers and passes the lead on.
+// send makes one call, hands out its answers and passes the lead on. What remains with a ledger, to tell Redis, comes last: nobody
+// waits for a Redis that is away but the leader, and it has its answer by then.
 func (c *committer) send(sh *shard, batch []*waiter, entries []*entry) {
+	tell := func() {}
 	if len(batch) > 0 {
 		ctx, cancel := sharedContext(batch)
-		results := sh.enqueue(ctx, entries)
-		cancel()
+		defer cancel()
+		var results []Result
+		results, tell = sh.enqueueing(ctx, entries)
 		c.mu.Lock()
 		for i, w := range batch {
 			w.res = results[i]
@@ -88,8 +91,9 @@ func (c *committer) send(sh *shard, batch []*waiter, entries []*entry) {
 	}
 
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.pass()
+	c.mu.Unlock()
+	tell()
 }
 
 // pass hands the lead to the first who waits for one, if any. Callers hold mu.

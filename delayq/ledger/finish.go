@@ -21,7 +21,7 @@ RETURNING t.id, t.rev`
 var finishSQL = `
 UPDATE delayq.task t SET
 	status = CASE o.fate WHEN 'succeed' THEN 'succeeded' WHEN 'cancel' THEN 'cancelled' WHEN 'bury' THEN 'dead'
-		ELSE CASE WHEN t.failed + o.fails > 0 THEN 'retry' ELSE 'pending' END END::delayq.status,
+		WHEN 'retry' THEN 'retry' ELSE 'pending' END::delayq.status,
 	rev = CASE o.fate WHEN 'back' THEN t.rev ELSE nextval('delayq.rev') END,
 	failed = t.failed + o.fails,
 	run_at = CASE WHEN o.fate IN ('retry', 'snooze') THEN clock_timestamp() + o.delay * interval '1 microsecond' ELSE t.run_at END,
