@@ -28,8 +28,9 @@ type Queue struct {
 	turn       turn
 	clock      func() string // the clock override of scripts; tests alone set it
 
-	lq     LedgerQueue  // nil without Config.Ledger
-	since  time.Time    // when the ledger first knew the queue
+	lq     LedgerQueue // nil without Config.Ledger
+	since  time.Time   // when the ledger first knew the queue
+	teller teller
 	warned atomic.Int64 // when the log was last told that Redis was not (Unix ns)
 	quiet  atomic.Int64 // until then (Unix ns) nobody tells Redis anything: it did not answer
 }

@@ -46,7 +46,6 @@ func (s *settler) loop(ctx context.Context) {
 		batch, closed := s.take()
 		if len(batch) == 0 {
 			if closed {
-				signal(s.more) // for another loop
 				return
 			}
 			select {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -309,10 +310,62 @@ func (q *Queue) tell(ctx context.Context, tx Tx, rows []LedgerRow, counts map[st
 	if len(rows) == 0 {
 		return
 	}
-	q.after(ctx, tx, func(ctx context.Context) error {
-		_, err := q.Mirror().Show(ctx, rows, Showing{Now: time.Now(), Counts: counts})
-		return err
-	})
+	q.after(ctx, tx, func(ctx context.Context) error { return q.teller.tell(ctx, q, rows, counts) })
+}
+
+// A teller lets callers that tell Redis at the same time share one call. Whoever finds none under way sends; the others go on at
+// once, and what they have to tell is sent when that call is done.
+type teller struct {
+	mu      sync.Mutex
+	sending bool
+	rows    []LedgerRow
+	counts  map[string]int64
+}
+
+// mostUntold bounds what waits for a Redis that is slow to answer; the rest is left to the reconciler.
+const mostUntold = 10_000
+
+func (t *teller) tell(ctx context.Context, q *Queue, rows []LedgerRow, counts map[string]int64) error {
+	t.mu.Lock()
+	if t.sending {
+		if len(t.rows) < mostUntold {
+			t.rows = append(t.rows, rows...)
+			if t.counts == nil {
+				t.counts = map[string]int64{}
+			}
+			for event, n := range counts {
+				t.counts[event] += n
+			}
+		}
+		t.mu.Unlock()
+		return nil
+	}
+	t.sending = true
+	t.mu.Unlock()
+	_, err := q.Mirror().Show(ctx, rows, Showing{Now: time.Now(), Counts: counts})
+	if rows, counts := t.next(); len(rows) > 0 {
+		go t.rest(context.WithoutCancel(ctx), q, rows, counts) // not at this caller's cost
+	}
+	return err
+}
+
+func (t *teller) rest(ctx context.Context, q *Queue, rows []LedgerRow, counts map[string]int64) {
+	for ; len(rows) > 0; rows, counts = t.next() {
+		q.message(ctx, func(ctx context.Context) error {
+			_, err := q.Mirror().Show(ctx, rows, Showing{Now: time.Now(), Counts: counts})
+			return err
+		})
+	}
+}
+
+// next takes what waits, or ends the sending when nothing does.
+func (t *teller) next() (rows []LedgerRow, counts map[string]int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rows, counts = t.rows, t.counts
+	t.rows, t.counts = nil, nil
+	t.sending = len(rows) > 0
+	return rows, counts
 }
 
 // after runs a message to Redis: now when there is no transaction, else after its commit if it can say when that is.
@@ -332,10 +385,10 @@ func (q *Queue) message(ctx context.Context, send func(context.Context) error) {
 	if time.Now().UnixNano() < q.quiet.Load() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, tellLimit)
+	within, cancel := context.WithTimeout(ctx, tellLimit)
 	defer cancel()
-	err := send(ctx)
-	if err == nil {
+	err := send(within)
+	if err == nil || ctx.Err() != nil { // a caller's own haste says nothing of Redis
 		return
 	}
 	if errors.Is(err, context.DeadlineExceeded) || mayHaveRun(err) || isDial(err) {

@@ -176,9 +176,6 @@ func (w *Worker) Run(ctx context.Context) (RunStats, error) {
 	beats.Go(func() { r.heartbeats(background) })
 	for _, s := range r.sources {
 		settlers.Go(func() { s.settler.loop(background) })
-		if s.sh.q.lq != nil { // each end is two calls, one after the other
-			settlers.Go(func() { s.settler.loop(background) })
-		}
 	}
 	var err error
 	r.stats.Stop, err = r.poll(ctx)

@@ -134,12 +134,13 @@ func (t *troublemaker) readOnly(ctx context.Context, value string) error {
 
 // fillConnections takes every connection there is, and those that others must give up.
 func fillConnections(ctx context.Context, t *troublemaker) error {
-	for until := time.Now().Add(600 * time.Millisecond); time.Now().Before(until); {
+	for refused := 0; refused < 20; {
 		conn, err := pgx.Connect(ctx, t.pg.URL(""))
 		if err == nil {
 			t.held = append(t.held, conn)
 			continue
 		}
+		refused++
 		if err := terminateAll(ctx, t); err != nil {
 			return err
 		}
@@ -174,14 +175,14 @@ func errorMatrix(ctx context.Context, s *stage) error {
 	for i, trouble := range troubles {
 		began := time.Now()
 		s.fault("%s", trouble.name)
-		err := trouble.begin(ctx, t)
+		// Not cut off by the end of the play: on a busy machine it may come in the middle of a call.
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		err := trouble.begin(within, t)
 		if err == nil {
-			// Not cut off by the end of the play: on a busy machine it may come in the middle of a call.
-			within, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 			err = t.during(within, i, &trouble)
-			cancel()
 			pause(ctx, share*2/3-time.Since(began))
 		}
+		cancel()
 		clean := context.WithoutCancel(ctx)
 		if err = errors.Join(err, trouble.end(clean, t)); err != nil {
 			return fmt.Errorf("%s: %w", trouble.name, err)
