@@ -14,6 +14,7 @@ import (
 type books struct {
 	mu     sync.Mutex
 	orders map[string]*order // by the id of the task that cancels the order
+	slack  time.Duration     // how far the clock that starts tasks may be ahead of the one that times them here
 }
 
 // order is one order. It is unpaid until its first effect.
@@ -26,8 +27,9 @@ type order struct {
 }
 
 type effect struct {
-	kind string // paid or expired
-	at   time.Time
+	kind   string // paid or expired
+	at     time.Time
+	learnt bool // from the order itself, as nobody had told yet
 }
 
 // delivery is one run of an order's task.
@@ -37,6 +39,7 @@ type delivery struct {
 }
 
 const (
+	unpaid  = "open"
 	paid    = "paid"
 	expired = "expired"
 )
@@ -83,7 +86,7 @@ func (b *books) expire(id string, due, began time.Time, redelivered bool) (done,
 	}
 	done = o.settle(expired, began)
 	if !done && !o.void && !redelivered && o.effects[0].kind == expired {
-		o.effects = append(o.effects, effect{expired, began})
+		o.effects = append(o.effects, effect{kind: expired, at: began})
 	}
 	o.deliveries = append(o.deliveries, delivery{due: due, began: began, refused: !done})
 	return done, true
@@ -93,8 +96,74 @@ func (o *order) settle(kind string, at time.Time) bool {
 	if o.void || len(o.effects) > 0 {
 		return false
 	}
-	o.effects = append(o.effects, effect{kind, at})
+	o.effects = append(o.effects, effect{kind: kind, at: at})
 	return true
+}
+
+// The orders of a shop with a database are in its tables, and these enter what was committed there.
+
+// settled enters an effect, whatever was there before: more than one is what the books are to find.
+func (b *books) settled(id, kind string, at time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o := b.orders[id]
+	o.void = false // it was placed after all
+	if n := len(o.effects); n == 1 && o.effects[0].learnt && o.effects[0].kind == kind {
+		o.effects = nil // the same one, told at last
+	}
+	o.effects = append(o.effects, effect{kind: kind, at: at})
+}
+
+// learn enters an effect of which nobody was told.
+func (b *books) learn(id, kind string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if o := b.orders[id]; len(o.effects) == 0 {
+		o.effects = append(o.effects, effect{kind: kind, learnt: true})
+	}
+}
+
+// has reports whether the shop has ever tried to place the order.
+func (b *books) has(id string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.orders[id] != nil
+}
+
+// delivered enters a run of an order's task.
+func (b *books) delivered(id string, due, began time.Time, refused bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o := b.orders[id]
+	o.deliveries = append(o.deliveries, delivery{due: due, began: began, refused: refused})
+}
+
+// open lists the orders that are neither paid nor expired.
+func (b *books) open() []string {
+	var ids []string
+	for id, status := range b.statuses() {
+		if status == unpaid {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// statuses are those of all orders that were placed.
+func (b *books) statuses() map[string]string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all := make(map[string]string, len(b.orders))
+	for id, o := range b.orders {
+		switch {
+		case o.void:
+		case len(o.effects) == 0:
+			all[id] = unpaid
+		default:
+			all[id] = o.effects[0].kind
+		}
+	}
+	return all
 }
 
 // unpaid counts the orders that are neither paid nor expired.
@@ -152,7 +221,7 @@ func (b *books) account() account {
 		}
 		a.DuplicateEffects += max(0, len(o.effects)-1)
 		for i, d := range o.deliveries {
-			if d.began.Before(d.due) || d.began.Before(o.notBefore) {
+			if began := d.began.Add(b.slack); began.Before(d.due) || began.Before(o.notBefore) {
 				a.Early++
 			}
 			if d.refused {

@@ -114,3 +114,47 @@ func TestQuantile(t *testing.T) {
 		}
 	}
 }
+
+// With a database the effects are those that were committed there.
+func TestBooksOfADatabase(t *testing.T) {
+	b := newBooks()
+	for _, id := range []string{"paid", "expired", "both", "late", "open", "doubted"} {
+		b.place(id, after(1000))
+	}
+	b.settled("paid", paid, after(500))
+	b.learn("paid", paid) // it is known already
+	b.settled("expired", expired, after(1000))
+	b.delivered("expired", after(1000), after(1003), false)
+	b.settled("both", paid, after(999))
+	b.settled("both", expired, after(1000))
+	b.learn("late", expired)
+	b.settled("late", expired, after(1000))
+	b.delivered("late", after(1000), after(1001), true)
+	b.void("doubted")
+	b.settled("doubted", paid, after(700)) // and was placed after all
+	if b.has("stranger") || !b.has("open") {
+		t.Error("the books know a stranger, or not their own")
+	}
+	if got := b.open(); len(got) != 1 || got[0] != "open" {
+		t.Errorf("open are %q", got)
+	}
+	want := account{
+		Placed: 6, Paid: 3, Expired: 2, Lost: 1, DuplicateEffects: 1, StaleRefused: 1, Lateness: lateness{P50: 1, P99: 3, Max: 3},
+	}
+	if got := b.account(); got != want {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+// A clock that is known to be ahead explains a start that is early by another.
+func TestBooksAllowForTheClocks(t *testing.T) {
+	b := newBooks()
+	b.slack = 2 * time.Millisecond
+	for id, began := range map[string]int{"within": 998, "beyond": 997} {
+		b.place(id, after(1000))
+		b.delivered(id, after(1000), after(began), false)
+	}
+	if got := b.account().Early; got != 1 {
+		t.Errorf("%d early, want 1", got)
+	}
+}

@@ -2,17 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/delayq/toolkit/functions"
 )
 
 // invoke is a function as its platform sees it.
-type invoke = func(context.Context, json.RawMessage) (functions.Summary, error)
+type invoke = func(context.Context) error
 
 // platform is a cloud in miniature: it invokes a function on a schedule, and like a cloud it does not wait for the one
 // before, gives each invocation a deadline, and keeps a warm environment for the next.
@@ -52,7 +49,7 @@ func (p *platform) invoke(ctx context.Context) {
 	fn := p.environment()
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	if _, err := fn(ctx, json.RawMessage(`{}`)); err != nil {
+	if err := fn(ctx); err != nil {
 		p.log.Warn("invocation failed", "error", err)
 	}
 	p.mu.Lock()

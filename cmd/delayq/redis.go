@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -73,14 +74,18 @@ func (s *server) connect() (redis.UniversalClient, error) {
 
 var errURL = usagef("--redis: not a Redis URL; want redis://[user:password@]host:port[/db], rediss:// or unix://")
 
-// target is one queue of that Redis.
+const redisDefault = "$" + urlVar + ", of a cluster if $" + clusterVar + " is true; that keeps the password out of ps"
+
+// target is one queue of that Redis, and of its ledger if it has one.
 type target struct {
 	server
-	queue string
+	booked booked
+	queue  string
 }
 
 func (t *target) flags(cmd *cobra.Command) {
-	t.server.flags(cmd, "$"+urlVar+", of a cluster if $"+clusterVar+" is true; that keeps the password out of ps")
+	t.server.flags(cmd, redisDefault)
+	t.booked.flags(cmd)
 	cmd.Flags().StringVar(&t.queue, "queue", t.queue, "`name` of the queue")
 }
 
@@ -97,6 +102,13 @@ func (t *target) open(ctx context.Context, cfg delayq.Config, fn func(*delayq.Qu
 		return err
 	}
 	defer rdb.Close()
+	pool, err := t.booked.into(ctx, &cfg)
+	if err != nil {
+		return err
+	}
+	if pool != nil {
+		defer pool.Close()
+	}
 	cfg.OnWarning = warn
 	q, err := delayq.Open(ctx, rdb, t.queue, cfg)
 	if err != nil {
@@ -108,7 +120,7 @@ func (t *target) open(ctx context.Context, cfg delayq.Config, fn func(*delayq.Qu
 // warn passes on what Open finds amiss, but not with every command that a server keeps its settings to itself.
 func warn(w delayq.Warning) {
 	if w.Code != uncheckedCode {
-		fmt.Fprintln(os.Stderr, "delayq: warning:", w.Message)
+		fmt.Fprintln(os.Stderr, "delayq: warning:", strings.ReplaceAll(w.Message, ": delayq: ", ": "))
 	}
 }
 
@@ -118,9 +130,16 @@ const uncheckedCode = "unchecked"
 func (t *target) inspect(ctx context.Context, fn func(*delayq.Queue) error) error {
 	err := t.open(ctx, delayq.Config{NoCreate: true}, fn)
 	if errors.Is(err, delayq.ErrNoQueue) {
-		return failf("--queue: there is no queue %q on this Redis", t.queue)
+		return t.noQueue()
 	}
 	return err
+}
+
+func (t *target) noQueue() error {
+	if t.booked.url != "" {
+		return failf("--queue: there is no queue %q in this ledger", t.queue)
+	}
+	return failf("--queue: there is no queue %q on this Redis", t.queue)
 }
 
 // shown is the address without user, password and options.

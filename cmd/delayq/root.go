@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9/logging"
@@ -15,13 +16,19 @@ func newRoot() *cobra.Command {
 	logging.Disable() // the client's own lines for each failed dial: the calls that fail say it too
 	root := &cobra.Command{
 		Use:   "delayq",
-		Short: "Delay queues in Redis: try, feed, inspect and work them",
+		Short: "Delay queues in Redis, with a ledger in PostgreSQL or without: try, feed, inspect and work them",
 		Long: `delayq runs delayed tasks out of Redis.
 
   delayq dev                         the whole system in one process, on a Redis of its own
   delayq enqueue, cancel, reschedule give it tasks and change them
   delayq get, list, stats, audit     look at a queue
   delayq work --exec ./handler       run each due task as a process
+
+A queue with a ledger keeps every task in PostgreSQL too, and loses none when Redis loses its data. Each verb takes --database then.
+
+  delayq migrate                     make or update the schema of the ledger
+  delayq reconcile                   repair Redis from the ledger, once or all the time
+  delayq history ID                  what has happened to a task
 
 Exit status: 0 done, 1 failed or not found, 2 wrong usage or wrong input.
 An id that begins with "-" goes after "--":  delayq get --queue orders -- -1`,
@@ -38,7 +45,8 @@ An id that begins with "-" goes after "--":  delayq get --queue orders -- -1`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usagef("%w; see %s --help", err, cmd.CommandPath())
 	})
-	root.AddCommand(newDev(), newEnqueue(), newGet(), newCancel(), newReschedule(), newList(), newStats(), newAudit(), newWork())
+	root.AddCommand(newDev(), newEnqueue(), newGet(), newCancel(), newReschedule(), newList(), newStats(), newAudit(), newWork(),
+		newMigrate(), newReconcile(), newHistory())
 	return root
 }
 
@@ -68,7 +76,24 @@ func message(err error) string {
 	if errors.As(err, &input) {
 		err = input
 	}
-	return strings.TrimPrefix(err.Error(), "delayq: ")
+	text := strings.TrimPrefix(strings.ReplaceAll(strings.Join(distinctLines(err), " "), ": delayq: ", ": "), "delayq: ")
+	if errors.Is(err, delayq.ErrLedger) {
+		text += ": add --database, with the URL of the ledger, or set " + databaseVar
+	}
+	return text
+}
+
+// distinctLines is the text of an error. That of a connection to PostgreSQL has a line for each address and way it has tried, often
+// the same, and one without TLS may come after one with.
+func distinctLines(err error) []string {
+	var lines []string
+	for line := range strings.Lines(err.Error()) {
+		line = strings.TrimSpace(line)
+		if !slices.Contains(lines, line) && !strings.HasSuffix(line, "server refused TLS connection") {
+			lines = append(lines, line)
+		}
+	}
+	return lines
 }
 
 func exitCode(err error) int {

@@ -3,12 +3,14 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,6 +18,8 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/delayq/toolkit/scripts/servers"
@@ -49,28 +53,77 @@ func TestScripts(t *testing.T) {
 	})
 }
 
+// With a ledger it finds an empty database in $DELAYQ_DATABASE_URL, whose URL for a user who owns nothing is $WEAK, and a folder for
+// what dev starts in $TMPDIR.
+func TestScriptsWithALedger(t *testing.T) {
+	for _, dir := range []string{"ledger", "flush"} { // the latter empties its Redis, so nobody shares it
+		t.Run(dir, func(t *testing.T) {
+			t.Parallel()
+			servers.NeedPostgres(t)
+			server := servers.NewRedis(t)
+			runIn(t, testscript.Params{Dir: filepath.Join("testdata", dir)}, func(env *testscript.Env) error {
+				database := servers.NewDatabase(t)
+				weak := "weak-" + uuid.NewString()
+				if err := inDatabase(database, fmt.Sprintf("CREATE ROLE %q LOGIN", weak)); err != nil {
+					return err
+				}
+				tmp := t.TempDir()
+				for dir := tmp; dir != os.TempDir(); dir = filepath.Dir(dir) { // PostgreSQL may run as another user
+					if err := os.Chmod(dir, 0o755); err != nil {
+						return err
+					}
+				}
+				env.Setenv("TMPDIR", tmp)
+				env.Setenv("DELAYQ_DATABASE_URL", database)
+				env.Setenv("WEAK", strings.Replace(database, "postgres@", weak+"@", 1))
+				env.Setenv("DELAYQ_REDIS_URL", server.URL())
+				return nil
+			})
+		})
+	}
+}
+
+func inDatabase(url, command string) error {
+	conn, err := pgx.Connect(context.Background(), url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	_, err = conn.Exec(context.Background(), command)
+	return err
+}
+
 // runScripts runs these scripts, all of them if none is named.
 func runScripts(t *testing.T, url string, cluster bool, scripts ...string) {
-	dir := "testdata"
-	if len(scripts) > 0 {
-		dir = ""
+	params := testscript.Params{Files: scripts}
+	if len(scripts) == 0 {
+		params.Dir = "testdata"
 	}
+	runIn(t, params, func(env *testscript.Env) error {
+		env.Setenv("DELAYQ_REDIS_URL", url)
+		env.Setenv("DELAYQ_REDIS_CLUSTER", strconv.FormatBool(cluster))
+		return nil
+	})
+}
+
+func runIn(t *testing.T, params testscript.Params, setup func(*testscript.Env) error) {
 	testscript.Run(t, testscript.Params{
-		Dir:   dir,
-		Files: scripts,
+		Dir:   params.Dir,
+		Files: params.Files,
 		Setup: func(env *testscript.Env) error {
-			env.Setenv("DELAYQ_REDIS_URL", url)
-			env.Setenv("DELAYQ_REDIS_CLUSTER", strconv.FormatBool(cluster))
 			env.Setenv("Q", "cli-"+uuid.NewString())
 			env.Setenv("TZ", "UTC")
+			env.Setenv("GORACE", "atexit_sleep_ms=20") // or each process of a test with the race detector takes a second to end
 			env.Setenv("NOWHERE", "redis://:s3cret@127.0.0.1:1")
-			return nil
+			return setup(env)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": exits,
 			"await": await,
 			"gone":  gone,
 			"books": checkBooks,
+			"sql":   runSQL,
+			"flush": flush,
 		},
 	})
 }
@@ -111,8 +164,26 @@ func gone(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// checkBooks reads a summary of dev from stdout: it must be whole, and add up.
-func checkBooks(ts *testscript.TestScript, _ bool, _ []string) {
+// sql STATEMENT runs in the script's database.
+func runSQL(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(inDatabase(ts.Getenv("DELAYQ_DATABASE_URL"), args[0]))
+}
+
+// flush empties the script's Redis as soon as ten tasks wait there.
+func flush(ts *testscript.TestScript, _ bool, _ []string) {
+	opt, err := redis.ParseURL(ts.Getenv("DELAYQ_REDIS_URL"))
+	ts.Check(err)
+	rdb := redis.NewClient(opt)
+	defer rdb.Close()
+	ctx := context.Background()
+	for rdb.ZCard(ctx, "dq:{"+ts.Getenv("Q")+":0}:pending").Val() < 10 {
+		time.Sleep(5 * time.Millisecond)
+	}
+	ts.Check(rdb.FlushAll(ctx).Err())
+}
+
+// checkBooks reads a summary of dev from stdout: it must be whole, and add up. Its argument says what of a ledger it must have.
+func checkBooks(ts *testscript.TestScript, _ bool, args []string) {
 	out := ts.ReadFile("stdout")
 	var sum summary
 	dec := json.NewDecoder(strings.NewReader(out))
@@ -128,6 +199,8 @@ func checkBooks(ts *testscript.TestScript, _ bool, _ []string) {
 	}
 	late := sum.Lateness
 	switch {
+	case slices.Contains(args, "ledger") != (sum.Booked != nil):
+		ts.Fatalf("stock_errors in the summary: %t", sum.Booked != nil)
 	case !sum.ok():
 		ts.Fatalf("lost, early or done twice")
 	case sum.Placed == 0 || sum.Placed != sum.Paid+sum.Expired:
@@ -144,9 +217,11 @@ func checkBooks(ts *testscript.TestScript, _ bool, _ []string) {
 // A new verb comes with a script.
 func TestScriptsCoverEveryVerb(t *testing.T) {
 	scripts, err := filepath.Glob("testdata/*.txtar")
+	more, _ := filepath.Glob("testdata/*/*.txtar") // the pattern is right
 	if err != nil {
 		t.Fatal(err)
 	}
+	scripts = append(scripts, more...)
 	var all strings.Builder
 	for _, name := range scripts {
 		b, err := os.ReadFile(name)

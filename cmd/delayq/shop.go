@@ -21,15 +21,37 @@ type cancelOrder struct {
 
 // shop is the sample application of dev. Each order enqueues its own expiry; a customer who pays cancels that task.
 type shop struct {
-	q     *delayq.Queue
+	till  till
 	books *books
 	run   string // makes the ids of this run its own
-	guest bool   // the Redis is somebody else's
-	// now is the clock of Redis, which the due times are judged by. It is asked on a connection that is not counted.
+	guest bool   // the Redis or the database is somebody else's
+	// now is the clock that the due times are judged by. It is asked on a connection that is not counted.
 	now func(context.Context) (time.Time, error)
 	log *slog.Logger
 
-	lastDue atomic.Int64 // Unix ms of the latest due time, by the local clock
+	patience time.Duration // how long past the last due time drain waits
+	lastDue  atomic.Int64  // Unix ms of the latest due time, by the local clock
+}
+
+// till is where the shop keeps its orders. Each call is safe to repeat, and enters in the books what it has done.
+type till interface {
+	// place opens an order and enqueues its expiry. Unless it did both it voids the order.
+	place(ctx context.Context, o newOrder) error
+	// pay settles an order if it is still unpaid and cancels its expiry.
+	pay(ctx context.Context, id string) error
+	// expire ends an order that is still unpaid. known is false for a task that is none of the shop's.
+	expire(ctx context.Context, t *delayq.Task, began time.Time) (known bool, err error)
+	// settleDoubts learns what became of orders when a call's answer was lost.
+	settleDoubts(ctx context.Context)
+}
+
+// newOrder is an order on its way in. Its id is the one of the task that cancels it.
+type newOrder struct {
+	id        string
+	number    int
+	task      delayq.Task
+	delay     time.Duration
+	notBefore time.Time
 }
 
 // sell places rate orders a second until placing ends, and returns when every customer has decided. life ends it all.
@@ -65,23 +87,9 @@ func (s *shop) serve(ctx context.Context, n int) {
 	if !sleep(ctx, patience) {
 		return
 	}
-	at, err := s.now(ctx)
-	if err != nil {
-		at = time.Now()
+	if err := s.till.pay(ctx, id); err != nil {
+		s.log.Warn("trouble with a payment", "id", id, "error", err)
 	}
-	if !s.books.pay(id, at) {
-		return
-	}
-	var answer delayq.Cancellation
-	err = s.persist(ctx, func() (err error) {
-		answer, err = s.q.Cancel(ctx, id)
-		return err
-	})
-	if err != nil {
-		s.log.Warn("order paid but its task not cancelled", "id", id, "error", err) // its task will find the order paid
-		return
-	}
-	s.books.cancelled(id, answer)
 }
 
 func (s *shop) place(ctx context.Context, n int, id string, delay time.Duration) bool {
@@ -90,16 +98,11 @@ func (s *shop) place(ctx context.Context, n int, id string, delay time.Duration)
 		s.log.Warn("no order placed", "error", err)
 		return false
 	}
-	s.books.place(id, before.Add(delay))
 	task, err := delayq.NewTask(id, orderCancel, cancelOrder{Order: n})
 	if err == nil {
-		err = s.persist(ctx, func() error {
-			_, err := s.q.Enqueue(ctx, task, delayq.In(delay))
-			return err
-		})
+		err = s.till.place(ctx, newOrder{id: id, number: n, task: task, delay: delay, notBefore: before.Add(delay)})
 	}
 	if err != nil {
-		s.books.void(id)
 		s.log.Warn("order not placed", "id", id, "error", err)
 		return false
 	}
@@ -109,8 +112,8 @@ func (s *shop) place(ctx context.Context, n int, id string, delay time.Duration)
 	return true
 }
 
-// persist tries a call again after a failure. Both calls the shop makes may be repeated: the id is the order's.
-func (s *shop) persist(ctx context.Context, call func() error) error {
+// persist tries a call again after a failure: all that the shop makes may be repeated.
+func persist(ctx context.Context, call func() error) error {
 	var err error
 	for try := range 4 {
 		if err = call(); err == nil || !sleep(ctx, time.Duration(try+1)*100*time.Millisecond) {
@@ -122,8 +125,13 @@ func (s *shop) persist(ctx context.Context, call func() error) error {
 
 // drain waits until every order is settled, for a while: what is not settled by then is lost.
 func (s *shop) drain(ctx context.Context) {
-	for s.books.unpaid() > 0 && time.Now().Before(time.UnixMilli(s.lastDue.Load()).Add(drainLimit)) && sleep(ctx, 50*time.Millisecond) {
+	end := time.UnixMilli(s.lastDue.Load()).Add(s.patience)
+	for looks := 1; s.books.unpaid() > 0 && time.Now().Before(end) && sleep(ctx, 50*time.Millisecond); looks++ {
+		if looks%20 == 0 {
+			s.till.settleDoubts(ctx)
+		}
 	}
+	s.till.settleDoubts(ctx)
 }
 
 // expire is the handler: it ends an order that is still unpaid.
@@ -133,8 +141,10 @@ func (s *shop) expire(ctx context.Context, _ cancelOrder) error {
 	if err != nil {
 		return err
 	}
-	_, known := s.books.expire(task.ID, task.Due, began, task.Lost > 0)
+	known, err := s.till.expire(ctx, task, began)
 	switch {
+	case err != nil:
+		return err
 	case known:
 	case s.guest: // it may be meant for another worker
 		s.log.Warn("no order of this shop; its task is put off", "id", task.ID)
@@ -144,6 +154,52 @@ func (s *shop) expire(ctx context.Context, _ cancelOrder) error {
 	}
 	return nil
 }
+
+// bookTill keeps the orders in the books alone, as a shop without a database would.
+type bookTill struct {
+	q     *delayq.Queue
+	books *books
+	now   func(context.Context) (time.Time, error)
+}
+
+func (t *bookTill) place(ctx context.Context, o newOrder) error {
+	t.books.place(o.id, o.notBefore)
+	err := persist(ctx, func() error {
+		_, err := t.q.Enqueue(ctx, o.task, delayq.In(o.delay))
+		return err
+	})
+	if err != nil {
+		t.books.void(o.id)
+	}
+	return err
+}
+
+func (t *bookTill) pay(ctx context.Context, id string) error {
+	at, err := t.now(ctx)
+	if err != nil {
+		at = time.Now()
+	}
+	if !t.books.pay(id, at) {
+		return nil
+	}
+	var answer delayq.Cancellation
+	err = persist(ctx, func() (err error) {
+		answer, err = t.q.Cancel(ctx, id)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("paid, but the task is not cancelled: %w", err) // it will find the order paid
+	}
+	t.books.cancelled(id, answer)
+	return nil
+}
+
+func (t *bookTill) expire(_ context.Context, task *delayq.Task, began time.Time) (bool, error) {
+	_, known := t.books.expire(task.ID, task.Due, began, task.Lost > 0)
+	return known, nil
+}
+
+func (t *bookTill) settleDoubts(context.Context) {}
 
 // sleep waits for d and tells whether ctx let it.
 func sleep(ctx context.Context, d time.Duration) bool {

@@ -89,6 +89,9 @@ func printStats(w io.Writer, s *delayq.Stats) error {
 	}
 	row("processing", "%d", s.Processing)
 	row("dead", "%d", s.Dead)
+	if s.Mode == "ledger" {
+		row("ledger", "%d of the pending ones beyond the horizon, %d quarantined since Redis' data began", s.Later, s.Quarantined)
+	}
 	row("enqueued", "%d created, %d replaced, %d duplicates", s.Created, s.Replaced, s.Duplicates)
 	row("finished", "%d succeeded, %d cancelled, %d buried", s.Succeeded, s.Cancelled, s.Buried)
 	row("leases", "%d, %d retried, %d released, %d expired, %d stale calls refused", s.Leased, s.Retried, s.Released, s.Expired, s.Stale)

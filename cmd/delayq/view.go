@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"charm.land/lipgloss/v2"
@@ -25,15 +26,19 @@ type summary struct {
 	Invocations int64   `json:"invocations"`
 	RedisCalls  int64   `json:"redis_calls"`
 	ElapsedS    float64 `json:"elapsed_s"`
+	*Booked             // nil without a ledger
 }
 
-func (s *summary) ok() bool { return s.Lost == 0 && s.Early == 0 && s.DuplicateEffects == 0 }
+func (s *summary) ok() bool {
+	return s.Lost == 0 && s.Early == 0 && s.DuplicateEffects == 0 && (s.Booked == nil || s.StockErrors == 0)
+}
 
 // view shows dev at work: a block of numbers on a terminal, a line now and then elsewhere, nothing there with --json.
 type view struct {
 	live
 	terminal, quiet bool
-	head            string
+	head, database  string
+	muted           atomic.Bool
 	began           time.Time
 	sys             *system
 	q               *delayq.Queue // on a connection that is not counted
@@ -41,15 +46,34 @@ type view struct {
 
 func newView(w io.Writer, d *dev) *view {
 	_, terminal := terminalWidth(w)
-	v := &view{live: live{w: w}, terminal: terminal, quiet: d.json && !terminal, began: time.Now()}
-	v.head = fmt.Sprintf("redis %s   queue %s", d.shown(), d.queue)
-	return v
+	return &view{live: live{w: w}, terminal: terminal, quiet: d.json && !terminal}
 }
+
+// show settles what stands above the numbers.
+func (v *view) show(d *dev) {
+	v.head = fmt.Sprintf("redis %s   queue %s", d.shown(), d.queue)
+	if d.database.url != "" {
+		v.database = d.database.shown()
+	}
+}
+
+// mute lets nothing out any more.
+func (v *view) mute() { v.muted.Store(true) }
+
+// say prints a line above the numbers, if anybody looks.
+func (v *view) say(format string, args ...any) {
+	if !v.quiet {
+		v.note(format, args...)
+	}
+}
+
+// note prints a line whoever looks.
+func (v *view) note(format string, args ...any) { fmt.Fprintf(&v.live, format+"\n", args...) }
 
 // Write prints log lines above the numbers, but not with every invocation that a server keeps its settings to itself, as the
 // embedded one does.
 func (v *view) Write(p []byte) (int, error) {
-	if bytes.Contains(p, []byte("code="+uncheckedCode)) {
+	if v.muted.Load() || bytes.Contains(p, []byte("code="+uncheckedCode)) {
 		return len(p), nil
 	}
 	return v.live.Write(p)
@@ -60,11 +84,15 @@ func (v *view) run(ctx, placing context.Context) {
 	if v.quiet {
 		return
 	}
+	v.began = time.Now()
 	every := report
 	if v.terminal {
 		every = redraw
 	} else {
 		fmt.Fprintln(v.w, v.head)
+		if v.database != "" {
+			fmt.Fprintln(v.w, "database", v.database)
+		}
 	}
 	for sleep(ctx, every) {
 		stats, err := v.q.Stats(ctx)
@@ -100,8 +128,15 @@ func (v *view) block(stats *delayq.Stats, draining bool) string {
 		{"lateness", ms(a.Lateness.P50, "p50"), ms(a.Lateness.P99, "p99"), ms(a.Lateness.Max, "max")},
 		{"function", num(v.sys.cloud.started.Load(), "invocations"), num(v.sys.cloud.running.Load(), "running"), num(v.sys.calls.n.Load(), "Redis calls")},
 	}
+	if m := &v.sys.mended; v.sys.kept != nil {
+		rows = append(rows, []string{"ledger", num(m.passes.Load(), "passes"), num(m.drift.Load(), "drift"), num(m.repaired.Load(), "repaired")})
+	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s   %s   %s\n\n", bold.Render("delayq dev"), v.head, faint.Render(brief(time.Since(v.began).Truncate(time.Second))))
+	fmt.Fprintf(&b, "%s   %s   %s\n", bold.Render("delayq dev"), v.head, faint.Render(brief(time.Since(v.began).Truncate(time.Second))))
+	if v.database != "" { // on a line of its own, as neither URL may be cut
+		fmt.Fprintf(&b, "database %s\n", v.database)
+	}
+	b.WriteByte('\n')
 	for _, row := range rows {
 		gap := 2
 		line := "  " + faint.Width(8).Render(row[0])
@@ -141,12 +176,21 @@ func (v *view) end(w io.Writer, s *summary, asJSON bool) error {
 	if !s.ok() {
 		verdict = bad.Render(fmt.Sprintf("%d lost, %d early, %d effects twice", s.Lost, s.Early, s.DuplicateEffects))
 	}
+	ledger := ""
+	if s.Booked != nil {
+		ledger = fmt.Sprintf("ledger    %d reconciler passes, drift %d, %d repaired\n", s.Passes, s.Drift, s.Repaired)
+		stock := good.Render("taken minus released is what the orders say")
+		if s.StockErrors > 0 {
+			stock = bad.Render(fmt.Sprintf("%d products and orders are wrong", s.StockErrors))
+		}
+		ledger += "stock     " + stock + "\n"
+	}
 	_, err := lipgloss.Fprintf(w, `orders    %d placed, %d paid, %d expired
 tasks     %d cancelled before they ran, %d stale runs refused
 lateness  p50 %.1f ms, p99 %.1f ms, max %.1f ms
 cost      %d invocations, %d Redis calls, %.1f s
-verdict   %s
+%sverdict   %s
 `, s.Placed, s.Paid, s.Expired, s.Cancelled, s.StaleRefused, s.Lateness.P50, s.Lateness.P99, s.Lateness.Max,
-		s.Invocations, s.RedisCalls, s.ElapsedS, verdict)
+		s.Invocations, s.RedisCalls, s.ElapsedS, ledger, verdict)
 	return err
 }

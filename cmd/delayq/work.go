@@ -123,7 +123,11 @@ func printRun(cmd *cobra.Command, s delayq.RunStats, asJSON bool) error {
 	if asJSON {
 		return printJSON(cmd.OutOrStdout(), s)
 	}
-	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "%d done, %d to retry, %d timed out, %d dead, %d cancelled, %d given back in %s\n",
-		s.Succeeded, s.Retried, s.TimedOut, s.Dead, s.Cancelled, s.Released, brief(s.Elapsed))
+	ledger := ""
+	if s.Refused+s.FromLedger > 0 {
+		ledger = fmt.Sprintf(", %d refused by the ledger, %d leased from it", s.Refused, s.FromLedger)
+	}
+	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "%d done, %d to retry, %d timed out, %d dead, %d cancelled, %d given back%s in %s\n",
+		s.Succeeded, s.Retried, s.TimedOut, s.Dead, s.Cancelled, s.Released, ledger, brief(s.Elapsed))
 	return err
 }
