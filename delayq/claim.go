@@ -18,6 +18,7 @@ func (q *Queue) claim(ctx context.Context, c LedgerClaim, leases []*Lease) ([]*L
 	for i, l := range leases {
 		want[i] = LedgerWant{l.ID, l.rev}
 	}
+	sent := time.Now()
 	rows, err := q.lq.Claim(ctx, c, want)
 	if err != nil {
 		return nil, err
@@ -38,6 +39,7 @@ func (q *Queue) claim(ctx context.Context, c LedgerClaim, leases []*Lease) ([]*L
 			ended = append(ended, *row)
 		default:
 			l.take(row)
+			l.Deadline = sent.Add(c.Lease) // the ledger's lease counts, and it begins here
 			if l.broken != nil {
 				unread = append(unread, l)
 			}
@@ -216,6 +218,9 @@ func (q *Queue) leaseBooked(ctx context.Context, c LedgerClaim, most int) ([]*Le
 // renew extends leases in the ledger, whose answer decides, and then in Redis, where nothing depends on it but peace: a lease
 // that runs out there is leased again and refused.
 func (q *Queue) renew(ctx context.Context, sh *shard, d time.Duration, leases []*Lease) []error {
+	if n := untilTwice(len(leases), func(i int) string { return leases[i].ID }); n < len(leases) {
+		return append(q.renew(ctx, sh, d, leases[:n]), q.renew(ctx, sh, d, leases[n:])...)
+	}
 	if sabotage == "heartbeat-redis-only" {
 		return sh.extendInRedis(ctx, d, leases)
 	}
@@ -258,6 +263,19 @@ func (q *Queue) renew(ctx context.Context, sh *shard, d time.Duration, leases []
 	return errs
 }
 
+// untilTwice is how many of the first of n ids are distinct. A worker can have a task twice: lost, and not yet given up by its
+// handler, and leased again.
+func untilTwice(n int, id func(i int) string) int {
+	seen := make(map[string]struct{}, n)
+	for i := range n {
+		if _, twice := seen[id(i)]; twice {
+			return i
+		}
+		seen[id(i)] = struct{}{}
+	}
+	return n
+}
+
 // answered reports whether the error of one task is Redis' answer, not the want of one.
 func answered(err error) bool {
 	return errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrCancelled)
@@ -270,6 +288,9 @@ var ledgerVerbs = [verbCount]LedgerVerb{
 // finish ends leases in the ledger, then tells Redis. Where the task had succeeded already, in the handler's own transaction, the
 // item's verb is changed to that.
 func (q *Queue) finish(ctx context.Context, items []settlement) []error {
+	if n := untilTwice(len(items), func(i int) string { return items[i].lease.ID }); n < len(items) {
+		return append(q.finish(ctx, items[:n]), q.finish(ctx, items[n:])...)
+	}
 	if sabotage == "give-back-redis-only" && items[0].verb == verbRelease {
 		return items[0].lease.shard.settleInRedis(ctx, items)
 	}

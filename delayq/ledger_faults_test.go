@@ -376,3 +376,26 @@ type notATx struct{}
 
 func (notATx) Commit(context.Context) error   { return nil }
 func (notATx) Rollback(context.Context) error { return nil }
+
+// A worker can hold a task twice, lost and leased again: one call about both answers for each.
+func TestLedgerOneTaskTwiceInACall(t *testing.T) {
+	everyMode(t, 1, func(r *rig) {
+		old := r.bring("x", "expired")
+		now := r.lease1()
+		other := r.bring("y", "leased")
+		for _, leases := range [][]*delayq.Lease{{old, now, other}, {now, other, old}} {
+			var all *delayq.BatchError
+			if err := r.q.Extend(r.Context(), time.Minute, leases...); !errors.As(err, &all) {
+				r.Fatal(err)
+			}
+			for i, l := range leases {
+				want := error(nil)
+				if l == old {
+					want = delayq.ErrLeaseLost
+				}
+				r.is(all.Errs[i], want, "extend")
+			}
+		}
+		r.is(r.q.Ack(r.Context(), now, other), nil)
+	})
+}

@@ -11,27 +11,32 @@ import (
 
 var sabotage = os.Getenv("DELAYQ_SABOTAGE")
 
-// A seed is a change of the text of some statements.
+// A seed is a change of the text of some statements: pairs of old and new.
 type seed struct {
 	statements []string
-	old, new   string
+	changes    []string
 }
 
-const runningUnderToken = ` AND t.status = 'running' AND t.token = u.token::uuid`
+const (
+	ofToken = ` AND t.token = u.token`
+	holds   = `t.token = $2::text::uuid OR `
+	lapsed  = `t.locked_until < clock_timestamp()`
+	waited  = ` - $7::bigint * interval '1 microsecond'`
+)
 
 var seeds = map[string]seed{
-	"finish-without-token":       {[]string{succeedSQL, finishSQL}, runningUnderToken, ` AND t.status = 'running'`},
-	"heartbeat-without-token":    {[]string{heartbeatSQL}, runningUnderToken, ` AND t.status = 'running'`},
-	"claim-without-locked-until": {[]string{claimSQL}, ` AND (t.token = $2::text::uuid OR t.locked_until < clock_timestamp())`, ``},
-	"claim-without-rev":          {[]string{claimSQL}, ` AND t.rev = u.rev`, ``},
-	"claim-refuses-own":          {[]string{claimSQL}, `(t.token = $2::text::uuid OR t.locked_until`, `(t.locked_until`},
-	"takeover-ignores-limits":    {[]string{claimSQL, leaseSQL}, `WHEN $5::int > 0 AND t.lost + 1 >= $5::int THEN 'bury'`, `WHEN $5::int < 0 THEN 'bury'`},
-	"takeover-ignores-cancel":    {[]string{claimSQL, leaseSQL}, `WHEN t.cancel_requested THEN 'cancel'`, ``},
-	"retry-ignores-cancel":       {[]string{finishSQL}, `WHEN l.cancel_requested THEN 'cancel'`, ``},
-	"cancel-spares-running":      {[]string{cancelSQL}, `t.cancel_requested OR NOT o.ends`, `t.cancel_requested`},
-	"ledger-lease-takes-running": {[]string{leaseSQL}, `OR t.status = 'running' AND (t.token = $2::text::uuid OR t.locked_until < clock_timestamp() - $7::bigint * interval '1 microsecond')`, `OR t.status = 'running'`},
-	"insert-ignores-stamp":       {[]string{reviveSQL}, ` AND t.stamp <> u.stamp`, ``},
-	"now-from-app":               {[]string{claimSQL}, `t.locked_until < clock_timestamp()`, `t.locked_until < clock_timestamp() + interval '` + appClock() + `'`},
+	"finish-without-token":       {[]string{succeedSQL, finishSQL}, []string{ofToken, ``}},
+	"heartbeat-without-token":    {[]string{heartbeatSQL}, []string{ofToken, ``}},
+	"claim-without-locked-until": {[]string{claimSQL}, []string{` AND (` + holds + lapsed + `)`, ``}},
+	"claim-without-rev":          {[]string{claimSQL}, []string{` AND t.rev = u.rev`, ``}},
+	"claim-refuses-own":          {[]string{claimSQL}, []string{`(` + holds + lapsed, `(` + lapsed}},
+	"takeover-ignores-limits":    {[]string{claimSQL, leaseSQL}, []string{spent, `false`}},
+	"takeover-ignores-cancel":    {[]string{claimSQL, leaseSQL}, []string{`t.cancel_requested OR `, ``}},
+	"retry-ignores-cancel":       {[]string{finishSQL}, []string{`WHEN l.cancel_requested THEN 'cancel'`, ``}},
+	"cancel-spares-running":      {[]string{cancelSQL}, []string{`t.cancel_requested OR NOT o.ends`, `t.cancel_requested`}},
+	"ledger-lease-takes-running": {[]string{leaseSQL}, []string{` AND (` + holds + lapsed + waited + `)`, ``, ` AND (` + holds + lapsed + `)`, ``}},
+	"insert-ignores-stamp":       {[]string{reviveSQL}, []string{` AND t.stamp <> u.stamp`, ``}},
+	"now-from-app":               {[]string{claimSQL}, []string{lapsed, lapsed + ` + interval '` + appClock() + `'`}},
 }
 
 // appClock is how far the clock of this machine is ahead: machines differ by a minute, those of different processes here.
@@ -41,8 +46,10 @@ func appClock() string { return fmt.Sprintf("%d seconds", 60*(os.Getpid()%2)) }
 func init() {
 	if s, ok := seeds[sabotage]; ok {
 		for _, sql := range s.statements {
-			if !strings.Contains(sql, s.old) {
-				panic(fmt.Sprintf("sabotage %s: the statement has changed: no %q in %s", sabotage, s.old, sql))
+			for i := 0; i < len(s.changes); i += 2 {
+				if !strings.Contains(sql, s.changes[i]) {
+					panic(fmt.Sprintf("sabotage %s: the statement has changed: no %q in %s", sabotage, s.changes[i], sql))
+				}
 			}
 		}
 	}
@@ -50,7 +57,7 @@ func init() {
 
 func seeded(sql string) string {
 	if s, ok := seeds[sabotage]; ok && slices.Contains(s.statements, sql) {
-		return strings.Replace(sql, s.old, s.new, 1)
+		return strings.NewReplacer(s.changes...).Replace(sql)
 	}
 	return sql
 }
