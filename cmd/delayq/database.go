@@ -33,8 +33,8 @@ const databaseConnect = 5 * time.Second
 type database struct{ url string }
 
 func (d *database) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&d.url, "database", "", "PostgreSQL `URL` of the ledger: postgres://[user@]host[:port]/name, with the password in $PGPASSWORD; "+
-		"off for none; default $"+databaseVar+", none if that is not set")
+	cmd.Flags().StringVar(&d.url, "database", "", "PostgreSQL `URL` of the ledger: postgres://[user@]host[:port]/name, with the password in "+
+		"$PGPASSWORD; off for none; default $"+databaseVar+", none if that is not set")
 }
 
 // fromEnv fills in what the flag leaves open. No URL at all means no ledger.
@@ -56,7 +56,8 @@ func (d *database) required() error {
 }
 
 // errDatabaseURL does not repeat the URL, nor what pgx says of it: both may hold a password.
-var errDatabaseURL = usagef("--database: not a PostgreSQL URL, or one with an option that cannot be; want postgres://[user[:password]@]host[:port]/name[?sslmode=...]")
+var errDatabaseURL = usagef("--database: not a PostgreSQL URL, or one with an option that cannot be; " +
+	"want postgres://[user[:password]@]host[:port]/name[?sslmode=...]")
 
 // pool makes a pool of at most so many connections; nothing is dialled yet.
 func (d *database) pool(conns int32) (*pgxpool.Pool, error) {
@@ -122,8 +123,8 @@ type booked struct {
 
 func (b *booked) flags(cmd *cobra.Command) {
 	b.database.flags(cmd)
-	cmd.Flags().DurationVar(&b.horizon, "horizon", 0, "keep tasks that are due later than this out of Redis, in the ledger alone; the same for all that open the queue; "+
-		"default $"+horizonVar+", no such bound if that is not set")
+	cmd.Flags().DurationVar(&b.horizon, "horizon", 0, "keep tasks that are due later than this out of Redis, in the ledger alone; the same for "+
+		"all that open the queue; default $"+horizonVar+", no such bound if that is not set")
 }
 
 // into opens the ledger, if there is to be one, and puts it into cfg. It returns the ledger's pool, which is to be closed, or nil.

@@ -71,7 +71,8 @@ Exit status: 0 all is well, 1 something was lost, early, done twice or wrong in 
 	// Not from the environment: what it names may be in production, and dev runs every task it finds.
 	d.flags(cmd, "an embedded one")
 	f := cmd.Flags()
-	f.StringVar(&d.database.url, "database", autoDatabase, "PostgreSQL `URL` of the ledger; auto for one of its own if the machine has the programs, off for none")
+	f.StringVar(&d.database.url, "database", autoDatabase,
+		"PostgreSQL `URL` of the ledger; auto for one of its own if the machine has the programs, off for none")
 	f.StringVar(&d.queue, "queue", "orders", "`name` of the queue")
 	f.Float64Var(&d.rate, "rate", 20, "orders a second")
 	f.DurationVar(&d.every, "every", time.Minute, "interval of the schedule")

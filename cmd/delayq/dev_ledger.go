@@ -118,6 +118,11 @@ func (d *dev) queueThere(ctx context.Context) (int, error) {
 	return withoutLedger, err
 }
 
+// queueKeys is what a shard has, as lua/README.md lists it.
+var queueKeys = []string{
+	"pending", "processing", "dead", "tasks", "state", "done:0", "done:1", "errors", "meta", "req", "consumers", "revs",
+}
+
 // removeQueue takes the queue away from a Redis that is somebody else's: without its ledger nobody can use it.
 func (d *dev) removeQueue(shards int) func() {
 	return func() {
@@ -129,12 +134,11 @@ func (d *dev) removeQueue(shards int) func() {
 		}
 		defer rdb.Close()
 		for i := range shards {
-			// As lua/README.md lists them; a call for each shard, whose keys share a slot.
 			var keys []string
-			for _, name := range []string{"pending", "processing", "dead", "tasks", "state", "done:0", "done:1", "errors", "meta", "req", "consumers", "revs"} {
+			for _, name := range queueKeys {
 				keys = append(keys, fmt.Sprintf("dq:{%s:%d}:%s", d.queue, i, name))
 			}
-			_ = rdb.Unlink(ctx, keys...).Err() // the Redis may have gone before us
+			_ = rdb.Unlink(ctx, keys...).Err() // a call for each shard, whose keys share a slot; the Redis may have gone before us
 		}
 	}
 }

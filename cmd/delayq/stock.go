@@ -65,7 +65,8 @@ func (s *stockroom) place(ctx context.Context, o newOrder) error {
 	product, qty := number%products, 1+number%3
 	err := persist(ctx, func() error {
 		return ledger.BeginFunc(ctx, s.pool, func(tx *ledger.Tx) error {
-			if n, err := s.exec(ctx, tx, `INSERT INTO shop.orders (id, product, qty) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING`, o.id, product, qty); n == 0 {
+			n, err := s.exec(ctx, tx, `INSERT INTO shop.orders (id, product, qty) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING`, o.id, product, qty)
+			if n == 0 {
 				return err // without one: an earlier try had gone through, and only its answer was lost
 			}
 			switch n, err := s.exec(ctx, tx, `UPDATE shop.product SET stock = stock - $2 WHERE id = $1 AND stock >= $2`, product, qty); {
@@ -77,7 +78,7 @@ func (s *stockroom) place(ctx context.Context, o newOrder) error {
 			if _, err := s.exec(ctx, tx, `INSERT INTO shop.movement (order_id, product, qty) VALUES ($1, $2, $3)`, o.id, product, qty); err != nil {
 				return err
 			}
-			_, err := s.q.EnqueueTx(ctx, tx, o.task, delayq.In(o.delay))
+			_, err = s.q.EnqueueTx(ctx, tx, o.task, delayq.In(o.delay))
 			return err
 		})
 	})

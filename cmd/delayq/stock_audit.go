@@ -11,7 +11,8 @@ import (
 const (
 	// Of each product as much is gone as the orders hold that are not expired, and the journal says the same.
 	unevenProducts = `
-SELECT format('product %s: %s gone from the stock, %s taken by the journal, %s held by orders', p.id, p.initial - p.stock, coalesce(m.qty, 0), coalesce(o.qty, 0))
+SELECT format('product %s: %s gone from the stock, %s taken by the journal, %s held by orders',
+	p.id, p.initial - p.stock, coalesce(m.qty, 0), coalesce(o.qty, 0))
 FROM shop.product p
 LEFT JOIN (SELECT product, sum(qty) AS qty FROM shop.movement GROUP BY product) m ON m.product = p.id
 LEFT JOIN (SELECT product, sum(qty) AS qty FROM shop.orders WHERE status <> 'expired' GROUP BY product) o ON o.product = p.id
@@ -19,7 +20,8 @@ WHERE p.initial - p.stock <> coalesce(o.qty, 0) OR coalesce(m.qty, 0) <> coalesc
 
 	// Each order took its stock once and an expired one put it back once.
 	unevenOrders = `
-SELECT format('order %s is %s: took %s and put back %s of product %s', coalesce(o.id, m.order_id), coalesce(o.status, 'not there'), m.taken, m.back, m.product)
+SELECT format('order %s is %s: took %s and put back %s of product %s',
+	coalesce(o.id, m.order_id), coalesce(o.status, 'not there'), m.taken, m.back, m.product)
 FROM shop.orders o
 FULL JOIN (
 	SELECT order_id, product, sum(qty) FILTER (WHERE qty > 0) AS taken, -sum(qty) FILTER (WHERE qty < 0) AS back, count(*) AS n
