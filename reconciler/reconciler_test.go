@@ -130,7 +130,9 @@ func (r *rig) lose() {
 	for shard := range r.q.Shards() {
 		keys, err := r.rdb.Keys(r.Context(), fmt.Sprintf("dq:{%s:%d}:*", r.q.Name(), shard)).Result()
 		r.ok(err)
-		r.ok(r.rdb.Del(r.Context(), keys...).Err())
+		if len(keys) > 0 {
+			r.ok(r.rdb.Del(r.Context(), keys...).Err())
+		}
 	}
 }
 
