@@ -2,6 +2,7 @@ package delayq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -81,7 +82,7 @@ func (a *auditor) breach(invariant, id, detail string) {
 
 func (a *auditor) run(ctx context.Context) error {
 	rdb, keys := a.sh.q.rdb, a.sh.keys
-	for _, k := range keys {
+	for i, k := range keys {
 		ttl, err := rdb.PTTL(ctx, k).Result()
 		if err != nil {
 			return a.sh.q.scriptError("audit", err)
@@ -92,6 +93,11 @@ func (a *auditor) run(ctx context.Context) error {
 			a.breach("I6", "", "key "+name+" is missing")
 		case ttl != -1*time.Nanosecond:
 			a.breach("I6", "", "key "+name+" has a time to live")
+		}
+		if sentinel, err := a.sentinel(ctx, i); err != nil {
+			return a.sh.q.scriptError("audit", err)
+		} else if !sentinel && ttl != -2*time.Nanosecond {
+			a.breach("I6", "", "key "+name+" has no sentinel")
 		}
 	}
 	for _, k := range []int{keyTasks, keyState, keyErrors, keyRevs} {
@@ -105,6 +111,23 @@ func (a *auditor) run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// sentinel reports whether a container has its empty id.
+func (a *auditor) sentinel(ctx context.Context, key int) (bool, error) {
+	rdb, k := a.sh.q.rdb, a.sh.keys[key]
+	switch key {
+	case keyMeta:
+		return true, nil // it has none
+	case keyPending, keyProcessing, keyDead, keyConsumers:
+		err := rdb.ZScore(ctx, k, "").Err()
+		if errors.Is(err, redis.Nil) {
+			return false, nil
+		}
+		return true, err
+	default:
+		return rdb.HExists(ctx, k, "").Result()
+	}
 }
 
 // hashFields scans a hash with its values: HSCAN NOVALUES is younger than the servers supported.

@@ -85,9 +85,7 @@ func everyMode(t *testing.T, shards int, test func(r *rig)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := newRig(t, realClient(t, servers.SharedRedis(t).Addr()), delayq.Config{Shards: shards, Ledger: led})
-		r.pool = pool
-		test(r)
+		test(newRigOn(t, pool, realClient(t, servers.SharedRedis(t).Addr()), delayq.Config{Shards: shards, Ledger: led}))
 	})
 }
 
@@ -106,10 +104,16 @@ func realClient(t *testing.T, addr string) *redis.Client {
 
 func newRig(t *testing.T, rdb redis.UniversalClient, cfg delayq.Config) *rig {
 	t.Helper()
+	return newRigOn(t, nil, rdb, cfg)
+}
+
+// newRigOn is newRig where the ledger is in a database.
+func newRigOn(t *testing.T, pool *pgxpool.Pool, rdb redis.UniversalClient, cfg delayq.Config) *rig {
+	t.Helper()
 	if cfg.OnWarning == nil {
 		cfg.OnWarning = func(delayq.Warning) {}
 	}
-	r := &rig{T: t, rdb: rdb, cfg: cfg, clock: &atomic.Int64{}, tokens: map[string]string{}}
+	r := &rig{T: t, pool: pool, rdb: rdb, cfg: cfg, clock: &atomic.Int64{}, tokens: map[string]string{}}
 	r.q = r.open(servers.QueueName(t), cfg)
 	t.Cleanup(func() {
 		ctx := context.Background()
@@ -131,7 +135,7 @@ func (r *rig) open(name string, cfg delayq.Config) *delayq.Queue {
 	if err != nil {
 		r.Fatal(err)
 	}
-	if cfg.Ledger == nil {
+	if r.pool == nil {
 		delayq.SetClock(q, r.now)
 	}
 	return q
@@ -143,8 +147,8 @@ func (r *rig) now() float64 { return zero + float64(r.clock.Load())/1000 }
 // sub is a rig on another queue of the same server, for a row of a table. It ends without an audit, which would take longer
 // than the row.
 func (r *rig) sub(t *testing.T) *rig {
-	s := newRig(t, r.rdb, r.cfg)
-	s.broken, s.pool = true, r.pool
+	s := newRigOn(t, r.pool, r.rdb, r.cfg)
+	s.broken = true
 	return s
 }
 

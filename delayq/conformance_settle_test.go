@@ -103,7 +103,7 @@ func TestWhatEachEndOfALeaseLeaves(t *testing.T) {
 func TestEachLeaseOfABatchIsJudgedAlone(t *testing.T) {
 	for _, shards := range []int{1, 16} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			everyMode(t, shards, func(r *rig) {
+			everyServer(t, shards, func(r *rig) {
 				ctx := r.Context()
 				for name, row := range map[string]struct {
 					call func(r *rig, leases ...*delayq.Lease) error

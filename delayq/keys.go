@@ -20,6 +20,8 @@ const (
 	keyTasks      = 3
 	keyState      = 4
 	keyErrors     = 7
+	keyMeta       = 8
+	keyConsumers  = 10
 	keyRevs       = 11
 )
 

@@ -61,9 +61,9 @@ type LedgerQueue interface {
 	// row has ID, Status, Rev and Token.
 	Finish(ctx context.Context, tx Tx, ends []LedgerEnd) ([]LedgerChange, error)
 
-	// Rows reads rows as they are now, on the primary, with Payload when payload is set. The answer has only those that exist, in
-	// any order.
-	Rows(ctx context.Context, ids []string, payload bool) ([]LedgerRow, error)
+	// Rows reads rows as they are now, on the primary: whole, or else ID, Status, RunAt, Rev and LockedUntil alone, which is for those
+	// who read all of a queue. The answer has only rows that exist, in any order.
+	Rows(ctx context.Context, ids []string, whole bool) ([]LedgerRow, error)
 	// Page lists rows without Payload, in the order of its kind.
 	Page(ctx context.Context, p LedgerPage) ([]LedgerRow, error)
 	// Counts counts tasks, each number up to most, which then means at least so many: counting costs time in proportion.

@@ -343,6 +343,9 @@ func TestLedgerBadInput(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		b.ok(tx.Commit(ctx))
+		if res, err := b.q.EnqueueMany(ctx, []delayq.Task{{ID: "fine-" + name, Type: "t"}, bad}); err == nil || res[0].Err != nil {
+			t.Errorf("one bad task spoils a good one: %v, %v", res, err)
+		}
 	}
 	if b.status("fine") != "absent" {
 		t.Error("a part of a refused call was written")

@@ -365,6 +365,16 @@ type MirrorSizes struct {
 	Errors     int64
 }
 
+// Ensure makes the shards whole: those that Redis has lost, and the sentinels of containers that were lost alone.
+func (m *Mirror) Ensure(ctx context.Context) error {
+	for _, sh := range m.q.shards {
+		if _, err := sh.init(ctx, len(m.q.shards), true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Sizes reads the sizes of one shard, in a time that hardly depends on them.
 func (m *Mirror) Sizes(ctx context.Context, shard int) (MirrorSizes, error) {
 	if _, _, err := m.cursor(shard, "", 1); err != nil {

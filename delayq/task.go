@@ -5,7 +5,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 )
@@ -26,7 +28,7 @@ type Task struct {
 	// ID comes from the business, such as "cancel-order:42": enqueueing it twice gives one task. 1 to 256 bytes of any
 	// kind; IDOf makes one of a longer key. Empty means a new UUIDv7, which then cannot find a duplicate.
 	ID string `json:"id"`
-	// Type chooses the handler. 1 to 128 bytes.
+	// Type chooses the handler. 1 to 128 bytes; with a ledger UTF-8 without NUL, as Key.
 	Type string `json:"type"`
 	// Key is a business key for logs, at most 2048 bytes. Optional.
 	Key string `json:"key,omitempty"`
@@ -176,12 +178,19 @@ func (q *Queue) validate(t *Task) error {
 		return &InputError{"Key", "at most 2048 bytes", bytes(len(t.Key))}
 	case len(t.Payload) > q.maxPayload:
 		return &InputError{"Payload", "at most " + bytes(q.maxPayload), bytes(len(t.Payload))}
+	case q.lq != nil && !plainText(t.Type):
+		return &InputError{"Type", "UTF-8 without NUL with a ledger", "other bytes"}
+	case q.lq != nil && !plainText(t.Key):
+		return &InputError{"Key", "UTF-8 without NUL with a ledger", "other bytes"}
 	case t.Conflict < Keep || t.Conflict > Reject:
 		return &InputError{"Conflict", "Keep, Replace or Reject", fmt.Sprint(int(t.Conflict))}
 	}
 	_, err := dueArg(t.Delay, t.RunAt)
 	return err
 }
+
+// plainText reports whether a database takes a text.
+func plainText(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
 
 // dueArg is a due time as the scripts read it: a delay in ms, or @ and an instant in ms.
 func dueArg(delay time.Duration, at time.Time) (string, error) {

@@ -203,6 +203,9 @@ func (r *Reconciler) begin(ctx context.Context, s *state, whole bool) (Counts, e
 	if running && same && !whole {
 		return s.Counts, nil
 	}
+	if err := r.m.Ensure(ctx); err != nil {
+		return Counts{}, err
+	}
 	counts, err := r.lq.Counts(ctx, mostEstimated, r.q.Horizon())
 	if err != nil {
 		return Counts{}, err

@@ -67,11 +67,26 @@ var rowsSQL = `
 SELECT ` + rowColumns + `, CASE WHEN $3::bool THEN t.payload END
 FROM ` + batchOf("id", "$2::bytea[]") + ` JOIN delayq.task t ON t.queue = u.queue AND t.id = u.id`
 
-func (q *queue) Rows(ctx context.Context, ids []string, payload bool) ([]delayq.LedgerRow, error) {
+var shortRowsSQL = `
+SELECT t.id, t.status::text, t.run_at, t.rev, t.locked_until
+FROM ` + batchOf("id", "$2::bytea[]") + ` JOIN delayq.task t ON t.queue = u.queue AND t.id = u.id`
+
+func (q *queue) Rows(ctx context.Context, ids []string, whole bool) ([]delayq.LedgerRow, error) {
 	b, err := newBatch(len(ids), func(i int) string { return ids[i] })
 	if err != nil || len(ids) == 0 {
 		return nil, wrap("read", q.name, err)
 	}
-	rows, err := fetch(ctx, q, q.l.db, true, rowsSQL, []any{q.id, b.ids, payload}, scanRow)
+	if whole {
+		rows, err := fetch(ctx, q, q.l.db, true, rowsSQL, []any{q.id, b.ids, true}, scanRow)
+		return rows, wrap("read", q.name, err)
+	}
+	rows, err := fetch(ctx, q, q.l.db, true, shortRowsSQL, []any{q.id, b.ids}, func(rows pgx.Rows) (row delayq.LedgerRow, err error) {
+		var id []byte
+		var status string
+		var until *time.Time
+		err = rows.Scan(&id, &status, &row.RunAt, &row.Rev, &until)
+		row.ID, row.Status, row.LockedUntil = string(id), delayq.LedgerStatus(status), orZero(until)
+		return row, err
+	})
 	return rows, wrap("read", q.name, err)
 }
