@@ -30,7 +30,7 @@ SELECT setval('delayq.rev', ((greatest(last_value, $1::bigint) >> $2::int) + 1) 
 	for {
 		var n int64
 		for try := 1; ; try++ {
-			n, err = 0, l.db.QueryRow(ctx, stampSQL, l.args(queue, id, first, slice)...).Scan(&queue, &id, &n)
+			err = l.db.QueryRow(ctx, stampSQL, l.args(queue, id, first, slice)...).Scan(&queue, &id, &n)
 			if err == nil || !again(err) || try == tries {
 				break
 			}

@@ -34,7 +34,7 @@ func TestLife(t *testing.T) {
 		if c.Applied || c.Row.Status != delayq.LedgerSucceeded || c.Row.Token != tok {
 			r.Errorf("%+v", c)
 		}
-		h, err := r.led.History(r.Context(), "orders", "a")
+		h, err := r.led.History(r.Context(), r.name, "a")
 		if err != nil || len(h.Events) != 1 || h.Events[0].Event != "retry" {
 			r.Errorf("%+v %v", h, err)
 		}
@@ -47,9 +47,6 @@ func TestLife(t *testing.T) {
 			r.Error(err)
 		}
 		if _, _, err := r.led.Retain(r.Context(), 1e9); err != nil {
-			r.Error(err)
-		}
-		if _, err := r.led.RaiseEpoch(r.Context(), 0); err != nil {
 			r.Error(err)
 		}
 		r.ok(r.q.SetState(r.Context(), []byte("x")))

@@ -48,13 +48,15 @@ func (q *queue) Page(ctx context.Context, p delayq.LedgerPage) ([]delayq.LedgerR
 	return rows, wrap("page", q.name, err)
 }
 
-// One look at the most urgent open tasks: as many as make sure that either number of waiting or running is at its bound.
-// Each is a range of one index, read up to a limit.
+// Each is a range of one index, which the order names, read up to a limit.
 const countsSQL = `
-SELECT (SELECT count(*) FROM (SELECT FROM delayq.task t WHERE t.queue = $1::int AND ` + isOpen + ` LIMIT $2::int) o),
-	(SELECT count(*) FROM (SELECT FROM delayq.task t WHERE $3::bigint > 0 AND t.queue = $1::int AND ` + isOpen + `
-		AND t.run_at > statement_timestamp() + $3::bigint * interval '1 microsecond' LIMIT $2::int) l),
-	(SELECT count(*) FROM (SELECT FROM delayq.task t WHERE t.queue = $1::int AND t.dead_at IS NOT NULL LIMIT $2::int) d)`
+SELECT (SELECT count(*) FROM (
+		SELECT FROM delayq.task t WHERE t.queue = $1::int AND ` + isOpen + ` ORDER BY t.run_at, t.id LIMIT $2::int) o),
+	(SELECT count(*) FROM (
+		SELECT FROM delayq.task t WHERE $3::bigint > 0 AND t.queue = $1::int AND ` + isOpen + `
+			AND t.run_at > statement_timestamp() + $3::bigint * interval '1 microsecond' ORDER BY t.run_at, t.id LIMIT $2::int) l),
+	(SELECT count(*) FROM (
+		SELECT FROM delayq.task t WHERE t.queue = $1::int AND t.dead_at IS NOT NULL ORDER BY t.dead_at, t.id LIMIT $2::int) d)`
 
 func (q *queue) Counts(ctx context.Context, most int, horizon time.Duration) (delayq.LedgerCounts, error) {
 	if most < 1 || most > 1<<30 {

@@ -100,9 +100,10 @@ func batchOf(columns string, params ...string) string {
 	return "(SELECT $1::int AS queue, a.* FROM unnest(" + strings.Join(params, ", ") + ") AS a(" + columns + ") LIMIT (SELECT 500)) u"
 }
 
-// keptPlan has the frequent statements that may keep a plan, prepared where the pool prepares: made by batchOf, there is but one for them
-// however large the table gets; that it was never too small the migrations see to. The planning saved is a tenth of a large call and most of a small one.
-var keptPlan = map[string]bool{insertSQL: true, claimSQL: true, heartbeatSQL: true, succeedSQL: true, finishSQL: true, rowsSQL: true, shortRowsSQL: true}
+// keptPlan has the statements that may keep a plan, prepared where the pool prepares. An insert reads no rows, so there is but one plan
+// for it; planning is most of what a small one costs. The others must not: a plan made while the table was tiny reads the whole
+// of it, and would still when it has grown by millions.
+var keptPlan = map[string]bool{insertSQL: true}
 
 // A batch is the ids of one call in the order in which their rows are locked.
 type batch struct {

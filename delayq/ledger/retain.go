@@ -7,36 +7,47 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// slice is how many rows one statement of Retain deletes: some milliseconds.
-const slice = 1000
+// slice is how many rows one statement deletes: some milliseconds.
+const slice = 500
 
-// The inner select goes by an index and leaves out what another Retain, or an enqueue that starts a cancelled task afresh, is at.
-var retainSQL = [...]string{
-	`DELETE FROM delayq.task t USING (
-	SELECT t.id FROM delayq.task t
-	WHERE t.queue = $1::int AND t.finished_at IS NOT NULL AND t.finished_at < statement_timestamp() - $2::bigint * interval '1 microsecond'
-	ORDER BY t.finished_at LIMIT $4::int FOR UPDATE SKIP LOCKED
-) o WHERE t.queue = $1::int AND t.id = o.id AND $3::bigint IS NOT NULL`,
-	`DELETE FROM delayq.task t USING (
-	SELECT t.id FROM delayq.task t
-	WHERE t.queue = $1::int AND t.dead_at IS NOT NULL AND t.dead_at < statement_timestamp() - $3::bigint * interval '1 microsecond'
-	ORDER BY t.dead_at, t.id LIMIT $4::int FOR UPDATE SKIP LOCKED
-) o WHERE t.queue = $1::int AND t.id = o.id AND $2::bigint IS NOT NULL`,
-	`DELETE FROM delayq.once o USING (
-	SELECT o.hash FROM delayq.once o WHERE o.expires_at <= statement_timestamp() ORDER BY o.expires_at LIMIT $4::int FOR UPDATE SKIP LOCKED
-) e WHERE o.hash = e.hash AND ($1::int, $2::bigint, $3::bigint) IS NOT NULL`,
+// expired deletes the tasks of $1 that ended longer than $2 ago, the longest first. What another Retain is at, or an enqueue that starts a
+// cancelled task afresh, it leaves out.
+func expired(column, order string) string {
+	past := `t.` + column + ` < statement_timestamp() - $2::bigint * interval '1 microsecond'`
+	return `
+DELETE FROM delayq.task t USING ` + batchOf("id", `ARRAY(
+	SELECT t.id FROM delayq.task t WHERE t.queue = $1::int AND t.`+column+` IS NOT NULL AND `+past+`
+	ORDER BY `+order+` LIMIT $3::int FOR UPDATE SKIP LOCKED
+)`) + `
+WHERE t.queue = u.queue AND t.id = u.id AND ` + past
 }
+
+var (
+	expiredFinished = expired("finished_at", "t.finished_at")
+	expiredDead     = expired("dead_at", "t.dead_at, t.id")
+)
+
+const expiredOnce = `
+DELETE FROM delayq.once o WHERE o.hash = ANY (ARRAY(
+	SELECT o.hash FROM delayq.once o WHERE o.expires_at <= statement_timestamp() ORDER BY o.expires_at LIMIT $1::int FOR UPDATE SKIP LOCKED
+))`
 
 // Retain deletes markers of Once too whose time is over, whatever the queue. Several at once share the work.
 func (q *queue) Retain(ctx context.Context, budget time.Duration) (deleted int64, all bool, err error) {
 	end := time.Now().Add(budget)
-	args := q.l.args(q.id, q.keepEnded.Microseconds(), q.l.keepDead.Microseconds(), slice)
-	for _, sql := range retainSQL {
+	for _, step := range []struct {
+		sql  string
+		args []any
+	}{
+		{expiredFinished, []any{q.id, q.keepEnded.Microseconds(), slice}},
+		{expiredDead, []any{q.id, q.l.keepDead.Microseconds(), slice}},
+		{expiredOnce, []any{slice}},
+	} {
 		for n := int64(slice); n == slice; {
 			if !time.Now().Before(end) {
 				return deleted, false, nil
 			}
-			tag, err := q.l.db.Exec(ctx, sql, args...)
+			tag, err := q.l.db.Exec(ctx, step.sql, q.l.args(step.args...)...)
 			if err != nil {
 				return deleted, false, wrap("retain", q.name, err)
 			}

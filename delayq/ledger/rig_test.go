@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -21,34 +22,46 @@ var modes = []pgx.QueryExecMode{
 	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 }
 
-// A rig is a queue in a database of its own.
+// A rig is a queue of a test.
 type rig struct {
 	*testing.T
+	name string
 	pool *pgxpool.Pool
 	led  *ledger.Ledger
 	q    delayq.LedgerQueue
 }
 
-// eachMode runs a test in every query mode.
+// eachMode runs a test in every query mode, each with a queue of its own in one database.
 func eachMode(t *testing.T, f func(r *rig)) {
 	t.Helper()
 	t.Parallel()
+	url := servers.NewDatabase(t)
+	first := newPool(t, url, pgx.QueryExecModeExec)
+	if _, err := migrations.Up(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
 	for _, mode := range modes {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			f(newRig(t, mode))
-		})
+		t.Run(mode.String(), func(t *testing.T) { f(openRig(t, newPool(t, url, mode), mode.String())) })
 	}
 }
 
+// newRig is a queue in a database of its own.
 func newRig(t *testing.T, mode pgx.QueryExecMode) *rig {
 	t.Helper()
-	r := &rig{T: t, pool: newPool(t, servers.NewDatabase(t), mode)}
-	_, err := migrations.Up(t.Context(), r.pool)
+	pool := newPool(t, servers.NewDatabase(t), mode)
+	if _, err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	return openRig(t, pool, "orders")
+}
+
+func openRig(t *testing.T, pool *pgxpool.Pool, name string, opts ...ledger.Option) *rig {
+	t.Helper()
+	r := &rig{T: t, name: name, pool: pool}
+	var err error
+	r.led, err = ledger.Open(t.Context(), r.pool, opts...)
 	r.ok(err)
-	r.led, err = ledger.Open(t.Context(), r.pool)
-	r.ok(err)
-	r.q, _, err = r.led.OpenQueue(t.Context(), "orders", delayq.LedgerConfig{}, true)
+	r.q, _, err = r.led.OpenQueue(t.Context(), name, delayq.LedgerConfig{}, true)
 	r.ok(err)
 	return r
 }
@@ -165,7 +178,8 @@ func (r *rig) running(ids ...string) (token string) {
 func (r *rig) expire(ids ...string) {
 	r.Helper()
 	for _, id := range ids {
-		r.exec(`UPDATE delayq.task SET locked_until = clock_timestamp() - interval '1 second' WHERE id = $1::bytea`, []byte(id))
+		r.exec(`UPDATE delayq.task SET locked_until = clock_timestamp() - interval '1 second'
+WHERE id = $1::bytea AND queue = (SELECT id FROM delayq.queue WHERE name = $2::text)`, []byte(id), r.name)
 	}
 }
 
@@ -188,10 +202,44 @@ func ids(prefix string, n int) []string {
 	return s
 }
 
-func inTx(r *rig, f func(ctx context.Context, tx pgx.Tx)) {
+// inTx runs f in a transaction and rolls that back.
+func (r *rig) inTx(f func(ctx context.Context, tx pgx.Tx)) {
 	r.Helper()
 	tx, err := r.pool.Begin(r.Context())
 	r.ok(err)
 	defer tx.Rollback(context.WithoutCancel(r.Context()))
 	f(r.Context(), tx)
+}
+
+// brief is a row in a line, for comparisons.
+func brief(row *delayq.LedgerRow) string {
+	if row == nil {
+		return "none"
+	}
+	s := fmt.Sprintf("%s failed %d lost %d deliveries %d", row.Status, row.Failed, row.Lost, row.Deliveries)
+	if row.CancelRequested {
+		s += " stop"
+	}
+	if row.Reason != "" {
+		s += " " + row.Reason
+	}
+	if row.EndedAt.IsZero() == (row.Status == delayq.LedgerDead || row.Status == delayq.LedgerCancelled || row.Status == delayq.LedgerSucceeded) ||
+		row.LockedUntil.IsZero() == (row.Status == delayq.LedgerRunning) {
+		s += " with the wrong times"
+	}
+	return s
+}
+
+func (r *rig) want(id, want string) {
+	r.Helper()
+	if got := brief(r.row(id)); got != want {
+		r.Errorf("%s is %q, want %q", id, got, want)
+	}
+}
+
+func (r *rig) is(err, want error) {
+	r.Helper()
+	if !errors.Is(err, want) {
+		r.Errorf("%v, want %v", err, want)
+	}
 }

@@ -22,19 +22,20 @@ const (
 	holds   = `t.token = $2::text::uuid OR `
 	lapsed  = `t.locked_until < clock_timestamp()`
 	waited  = ` - $7::bigint * interval '1 microsecond'`
+	unless  = ` AND (` + holds + lapsed // and then a parenthesis
 )
 
 var seeds = map[string]seed{
 	"finish-without-token":       {[]string{succeedSQL, finishSQL}, []string{ofToken, ``}},
 	"heartbeat-without-token":    {[]string{heartbeatSQL}, []string{ofToken, ``}},
-	"claim-without-locked-until": {[]string{claimSQL}, []string{` AND (` + holds + lapsed + `)`, ``}},
+	"claim-without-locked-until": {[]string{claimSQL}, []string{unless + `)`, ``}},
 	"claim-without-rev":          {[]string{claimSQL}, []string{` AND t.rev = u.rev`, ``}},
 	"claim-refuses-own":          {[]string{claimSQL}, []string{`(` + holds + lapsed, `(` + lapsed}},
 	"takeover-ignores-limits":    {[]string{claimSQL, leaseSQL}, []string{spent, `false`}},
 	"takeover-ignores-cancel":    {[]string{claimSQL, leaseSQL}, []string{`t.cancel_requested OR `, ``}},
 	"retry-ignores-cancel":       {[]string{finishSQL}, []string{`WHEN l.cancel_requested THEN 'cancel'`, ``}},
 	"cancel-spares-running":      {[]string{cancelSQL}, []string{`t.cancel_requested OR NOT o.ends`, `t.cancel_requested`}},
-	"ledger-lease-takes-running": {[]string{leaseSQL}, []string{` AND (` + holds + lapsed + waited + `)`, ``, ` AND (` + holds + lapsed + `)`, ``}},
+	"ledger-lease-takes-running": {[]string{leaseSQL}, []string{unless + waited + `)`, ``, unless + `)`, ``}},
 	"insert-ignores-stamp":       {[]string{reviveSQL}, []string{` AND t.stamp <> u.stamp`, ``}},
 	"now-from-app":               {[]string{claimSQL}, []string{lapsed, lapsed + ` + interval '` + appClock() + `'`}},
 }

@@ -23,6 +23,10 @@ func (b *bench) asynq(callers int) asynqPeer {
 	return asynqPeer{addr: b.server.Addr(), client: asynq.NewClient(opt), payload: b.payload}
 }
 
+func (a asynqPeer) close() {
+	_ = a.client.Close() // there is no answer to a failure
+}
+
 // enqueue adds a task; without an id asynq makes one.
 func (a asynqPeer) enqueue(ctx context.Context, id string, opts ...asynq.Option) error {
 	if id != "" {

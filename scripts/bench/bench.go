@@ -24,11 +24,12 @@ const (
 	batch       = 100
 )
 
-// bench is one run: a private server, a connection to look at it with, and the sizes.
+// bench is one run: private servers, a connection to look at it with, and the sizes.
 type bench struct {
 	size
 	server  *servers.Redis
-	rdb     *redis.Client // looks at the server and serves delayq and the floor alike
+	pg      *servers.Postgres // nil until it is asked for, see postgres
+	rdb     *redis.Client     // looks at the server and serves delayq and the floor alike
 	random  *rand.Rand
 	payload []byte
 	verbose bool
@@ -40,20 +41,27 @@ type size struct {
 	cpuTasks, drainTasks, enqueueTasks, memoryTasks, aloneCalls int
 	lateTasks, lateTurns                                        int
 	depth, depthTasks, depthTurns                               int
+	batchTasks, transactionTasks                                int
+	ledgerDepth, ledgerDepthTasks, ledgerDepthTurns             int
+	reconcileRows, reconcileTurns                               int
 	idle                                                        time.Duration
-	budget                                                      time.Duration // of a family whose turns have no fixed number
+	budget, ledgerBudget                                        time.Duration // of a family whose turns have no fixed number
 }
 
 var (
 	quickSize = size{
 		cpuTasks: 12_000, drainTasks: 3_000, enqueueTasks: 10_000, memoryTasks: 25_000, aloneCalls: 3_000,
 		lateTasks: 1_500, lateTurns: 2, depth: 1_000_000, depthTasks: 2_000, depthTurns: 4,
-		idle: 3 * time.Second, budget: 4 * time.Second,
+		batchTasks: 20_000, transactionTasks: 400, reconcileRows: 50_000, reconcileTurns: 2,
+		ledgerDepth: 200_000, ledgerDepthTasks: 2_000, ledgerDepthTurns: 3,
+		idle: 3 * time.Second, budget: 4 * time.Second, ledgerBudget: 12 * time.Second,
 	}
 	fullSize = size{
 		cpuTasks: 50_000, drainTasks: 30_000, enqueueTasks: 50_000, memoryTasks: 200_000, aloneCalls: 20_000,
 		lateTasks: 10_000, lateTurns: 6, depth: 10_000_000, depthTasks: 5_000, depthTurns: 11,
-		idle: 20 * time.Second, budget: time.Minute,
+		batchTasks: 100_000, transactionTasks: 2_000, reconcileRows: 1_000_000, reconcileTurns: 2,
+		ledgerDepth: 10_000_000, ledgerDepthTasks: 5_000, ledgerDepthTurns: 7,
+		idle: 20 * time.Second, budget: time.Minute, ledgerBudget: 3 * time.Minute,
 	}
 )
 
@@ -83,6 +91,9 @@ func newBench(quick bool, seed uint64) (*bench, error) {
 func (b *bench) close() {
 	b.rdb.Close()
 	b.server.Stop()
+	if b.pg != nil {
+		b.pg.Stop()
+	}
 }
 
 func (b *bench) progress(format string, args ...any) {

@@ -15,7 +15,7 @@ func measureCPU(ctx context.Context, b *bench) ([]Row, error) {
 	const metric = "Redis CPU a task, whole life, us"
 	var againstFloor, againstPipelined, againstAsynq turns
 	a := b.asynq(20)
-	defer a.client.Close()
+	defer a.close()
 	tasks := ids(b.cpuTasks)
 
 	err := takeTurns(ctx, b.budget, func() error {

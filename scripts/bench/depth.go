@@ -144,7 +144,7 @@ func (b *bench) scrape(ctx context.Context, q *delayq.Queue) (float64, error) {
 		total += usec
 	}
 	if total == 0 {
-		return 0, errors.New("Stats called no script: the row measures nothing")
+		return 0, errors.New("no script was called by Stats: the row measures nothing")
 	}
 	return total / calls / 1_000, nil
 }

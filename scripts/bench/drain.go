@@ -20,7 +20,7 @@ func measureDrain(ctx context.Context, b *bench) ([]Row, error) {
 	bullmq, noBullMQ := b.installBullMQ(ctx)
 	var againstAsynq, againstBullMQ, bulk turns
 	a := b.asynq(20)
-	defer a.client.Close()
+	defer a.close()
 	tasks := ids(b.drainTasks)
 
 	err := takeTurns(ctx, b.budget, func() error {

@@ -28,7 +28,7 @@ func (b *bench) enqueueFrom(ctx context.Context, callers int) (turns, error) {
 	var t turns
 	tasks := ids(b.enqueueTasks)
 	a := b.asynq(callers)
-	defer a.client.Close()
+	defer a.close()
 	err := takeTurns(ctx, b.budget/2, func() error {
 		if err := b.wipe(ctx); err != nil {
 			return err

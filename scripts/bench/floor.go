@@ -60,6 +60,7 @@ func (f floor) enqueue(ctx context.Context, ids []string, payload []byte) error 
 
 func (f floor) lease(ctx context.Context, limit int) ([]string, error) {
 	now := time.Now()
+	//nolint:staticcheck // the bar was set with this command
 	ids, err := f.rdb.ZRangeByScore(ctx, floorPending, &redis.ZRangeBy{
 		Min: "-inf", Max: strconv.FormatInt(now.UnixMicro(), 10), Count: int64(limit),
 	}).Result()

@@ -5,13 +5,15 @@
 // too). A ratio is delayq divided by the peer: below 1 is good for costs, above 1 for rates, and the bar says which.
 // The peers are asynq, BullMQ (when node and npm are there; otherwise its rows are left out and say so) and "the
 // floor": the writes that any fenced queue must make, sent as plain variadic commands. delayq runs through its
-// public API with everything on.
+// public API with everything on. With a ledger the peer is River, on the same private PostgreSQL, which keeps what it
+// commits: its defaults for what is durable are on, for both sides. Without PostgreSQL these rows are left out.
 //
 //	go -C scripts/bench run . [--quick] [--only ROW] [--json FILE] [--seed N]
 //
-// The bars are those of the full run (about ten minutes, 6 GB); --quick takes about a minute and is noisier. The exit
-// status is 1 when a bar is missed. FILE is relative to this folder when it is run with -C. This is a module of its
-// own to keep the peers out of delayq's go.mod.
+// The bars are those of the full run (about half an hour, 6 GB of memory, 20 GB of disk); --quick takes about two
+// minutes and is noisier. ROW is the name of a row, or the first parts of the names of several. The exit status is 1 when
+// a bar is missed. FILE is relative to this folder when it is run with -C. This is a module of its own to keep the
+// peers out of delayq's go.mod.
 package main
 
 import (
@@ -41,10 +43,21 @@ var families = []struct {
 	{"lateness", measureLateness},
 	{"idle", measureIdle},
 	{"depth", measureDepth},
+	{"ledger/batch", measureLedgerBatch},
+	{"ledger/enqueue", measureLedgerEnqueue},
+	{"ledger/depth", measureLedgerDepth},
+	{"reconcile", measureReconcile},
 }
 
 func main() {
-	quick := flag.Bool("quick", false, "small sizes, about a minute in all")
+	if len(os.Args) > 1 && os.Args[1] == reconcileChild {
+		if err := reconcileHere(context.Background(), os.Args[2:], os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	quick := flag.Bool("quick", false, "small sizes, about two minutes in all")
 	only := flag.String("only", "", "measure one row or family: "+familyNames())
 	file := flag.String("json", "", "also write the rows to this `FILE`, as a JSON array")
 	seed := flag.Uint64("seed", 1, "seed of payloads and due times")
@@ -73,10 +86,9 @@ func run(ctx context.Context, only string, quick bool, seed uint64) ([]Row, erro
 	}
 	defer b.close()
 
-	family, _, _ := strings.Cut(only, "/")
 	var rows []Row
 	for _, f := range families {
-		if family != "" && family != f.name {
+		if !within(f.name, only) && !within(only, f.name) {
 			continue
 		}
 		b.progress("%s", f.name)
@@ -88,13 +100,16 @@ func run(ctx context.Context, only string, quick bool, seed uint64) ([]Row, erro
 		b.progress("%s took %s", f.name, time.Since(start).Round(100*time.Millisecond))
 		rows = append(rows, got...)
 	}
-	if only != family { // one row of a family that measures several together
-		rows = slices.DeleteFunc(rows, func(r Row) bool { return r.Name != only })
-	}
+	rows = slices.DeleteFunc(rows, func(r Row) bool { return !within(r.Name, only) }) // a family measures several together
 	if len(rows) == 0 {
 		return nil, fmt.Errorf("no row %q: %s", only, familyNames())
 	}
 	return rows, nil
+}
+
+// within reports whether name is the other one or, by its first parts, belongs to it; all names belong to the empty one.
+func within(name, other string) bool {
+	return other == "" || name == other || strings.HasPrefix(name, other+"/")
 }
 
 func familyNames() string {

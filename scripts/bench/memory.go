@@ -58,7 +58,7 @@ func (b *bench) asynqMemory(ctx context.Context, tasks []string) (float64, error
 		return 0, err
 	}
 	a := b.asynq(20)
-	defer a.client.Close()
+	defer a.close()
 	return b.memory(ctx, len(tasks), func() error {
 		return spread(len(tasks), 20, func(i int) error {
 			return a.enqueue(ctx, tasks[i], asynq.ProcessIn(time.Hour))

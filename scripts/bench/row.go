@@ -78,7 +78,7 @@ func printTable(w io.Writer, rows []Row) {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
 			r.Name, r.Metric, number(r.Delayq), number(r.Peer), number(r.Ratio), r.Bar, verdict)
 	}
-	t.Flush()
+	_ = t.Flush() // who reads it has gone
 }
 
 // number prints three digits or more, and never an exponent.

@@ -121,7 +121,7 @@ func (t *taskCheck) classify() {
 		t.bad("I2", "never committed, but row %v, %d runs, %d effects, %d orders", t.exists, len(t.runs), t.effects[t.id], t.orders[t.id])
 		return
 	case !committed && !doubt:
-		t.verdict.rolledBack++
+		t.rolledBack++
 		return
 	case !committed && !seen:
 		t.absent++
@@ -421,6 +421,8 @@ func (t *taskCheck) holdersOnly() {
 			ok = said == runFail
 		case dead:
 			ok = said == runFail || said == runPermanent
+		case pending:
+			ok = holder == nil || said == runSnooze || said == runCut || said == runFail || said == runLost || holder.cut > 0 && holder.cut <= c.at
 		}
 		if !ok {
 			t.bad("I6", "delivery %d was ended as %s while its holder had said %q", c.oldDelivery, c.newStatus, said)

@@ -10,7 +10,6 @@ import (
 // A tale is a history under construction, all of it about task "t". Times are in milliseconds.
 type tale struct {
 	events []event
-	*history
 	rules
 	effectsOf, ordersOf int
 	final               row

@@ -106,7 +106,9 @@ func (j *journal) watchClock(d time.Duration) {
 }
 
 func (k *consumer) handle(ctx context.Context, t *delayq.Task) error {
-	e := event{Kind: evStart, At: micros(), Task: t.ID, Run: k.runs.Add(1), Delivery: t.Deliveries, Failed: t.Failed, Lost: t.Lost}
+	e := event{
+		Kind: evStart, At: micros(), Task: t.ID, Run: k.runs.Add(1), Delivery: t.Deliveries, Failed: t.Failed, Lost: t.Lost, Due: t.Due.UnixMicro(),
+	}
 	var p payload
 	if err := json.Unmarshal(t.Payload, &p); err != nil {
 		return err

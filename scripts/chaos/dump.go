@@ -45,7 +45,7 @@ func dumpLedger(ctx context.Context, pool *pgxpool.Pool, h *history) error {
 
 func readRows(ctx context.Context, pool *pgxpool.Pool) (map[string]row, error) {
 	found, err := pool.Query(ctx, `select id, status::text, failed, lost, rev, run_at, cancel_requested,
-		coalesce(locked_until, 'epoch'), coalesce(reason, ''), coalesce(locked_by, '') from delayq.task`)
+		coalesce(locked_until, 'epoch'), coalesce(reason, ''), coalesce(locked_by, '') from delayq.task where queue > 0`) // 0 is ballast
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,8 @@ func readRows(ctx context.Context, pool *pgxpool.Pool) (map[string]row, error) {
 	var id []byte
 	var r row
 	var runAt, until time.Time
-	_, err = pgx.ForEachRow(found, []any{&id, &r.status, &r.failed, &r.lost, &r.rev, &runAt, &r.cancelAsked, &until, &r.reason, &r.lastBy}, func() error {
+	fields := []any{&id, &r.status, &r.failed, &r.lost, &r.rev, &runAt, &r.cancelAsked, &until, &r.reason, &r.lastBy}
+	_, err = pgx.ForEachRow(found, fields, func() error {
 		r.runAt, r.lockedUntil = runAt.UnixMicro(), until.UnixMicro()
 		rows[string(id)] = r
 		return nil
@@ -112,7 +113,7 @@ func dumpRedis(ctx context.Context, rdb *redis.Client, queue string, shards int)
 				return nil, err
 			}
 			for _, m := range members {
-				e := at(m.Member.(string)) //nolint:errcheck,forcetypeassert // go-redis gives strings
+				e := at(m.Member.(string)) // go-redis gives strings
 				e.places, e.due = append(e.places, place), int64(m.Score)
 			}
 		}

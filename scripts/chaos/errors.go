@@ -120,7 +120,8 @@ var troubles = []trouble{
 }
 
 func terminateAll(ctx context.Context, t *troublemaker) error {
-	_, err := t.pool.Exec(ctx, "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'chaos %'")
+	_, err := t.pool.Exec(ctx, `select pg_terminate_backend(pid) from pg_stat_activity
+		where datname = current_database() and application_name like 'chaos %'`)
 	return err
 }
 
@@ -158,9 +159,10 @@ func freeConnections(ctx context.Context, t *troublemaker) error {
 
 // errorMatrix makes each trouble in turn and looks at what goes on meanwhile.
 func errorMatrix(ctx context.Context, s *stage) error {
-	t := &troublemaker{stage: s, conn: s.rdb.Conn(), other: redis.NewClient(&redis.Options{Addr: s.redis.Addr(), ClientName: "harness", ReadTimeout: -1})}
+	other := redis.NewClient(&redis.Options{Addr: s.redis.Addr(), ClientName: "harness", ReadTimeout: -1})
+	t := &troublemaker{stage: s, conn: s.rdb.Conn(), other: other}
 	defer t.other.Close()
-	defer t.conn.Close()
+	defer func() { _ = t.conn.Close() }()
 	if err := errors.Join(t.conn.Ping(ctx).Err(), t.other.Ping(ctx).Err()); err != nil {
 		return err
 	}
@@ -244,7 +246,7 @@ func (t *troublemaker) told(ctx context.Context, ofPG bool) string {
 		if err != nil {
 			return err.Error()
 		}
-		defer conn.Close(ctx)
+		defer func() { _ = conn.Close(ctx) }()
 		_, err = conn.Exec(ctx, "update chaos.stock set taken = taken where part = 0")
 		return fmt.Sprint(err)
 	}

@@ -25,7 +25,7 @@ type event struct {
 	Call    int64  `json:"call,omitempty"`
 	Op      opKind `json:"op,omitempty"`
 	Tx      bool   `json:"tx,omitempty"`
-	Due     int64  `json:"due,omitempty"`     // the earliest due time that the call asks for
+	Due     int64  `json:"due,omitempty"`     // the earliest due time that the call asks for; of a run, what the handler is told
 	Version int    `json:"version,omitempty"` // of the payload
 	Fate    fate   `json:"fate,omitempty"`
 	Outcome string `json:"outcome,omitempty"`

@@ -9,7 +9,7 @@
 //
 // The verdict is that of Jepsen's queue checker: of the tasks whose enqueue was committed some are ok and none may be lost,
 // none may run that were not, and those are recovered whose producer never heard an answer. Beside it: effects that happened
-// twice, early starts, overlapping leases, stale reports that were refused, and the invariants of reliability.md, section 7.3.
+// twice, early starts, overlapping leases, stale reports that were refused, and what delayq/ledger/PROTOCOL.md says must hold.
 // One seed drives the workload and the faults; real processes are still not deterministic. When a scenario fails, its
 // journals, logs and seed are kept, and the exit status is 1.
 //
@@ -21,6 +21,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/signal"
@@ -48,12 +49,13 @@ func (silent) Printf(context.Context, string, ...any) {}
 
 // options are the command line.
 type options struct {
-	quick, list, sabotage, keep bool
-	scenarios                   names
-	bugs                        names
-	seed                        uint64
-	json                        string
-	scale                       float64
+	quick, list, sabotage bool
+	keep, discard         bool
+	scenarios             names
+	bugs                  names
+	seed                  uint64
+	json                  string
+	scale                 float64
 }
 
 type names []string
@@ -73,6 +75,7 @@ func parse(args []string) (*options, error) {
 	f.BoolVar(&o.list, "list", false, "list the scenarios and the bugs")
 	f.BoolVar(&o.sabotage, "sabotage", false, "build with seeded bugs, and show which scenario catches each")
 	f.BoolVar(&o.keep, "keep", false, "keep journals and logs of scenarios that pass, too")
+	f.BoolVar(&o.discard, "discard", false, "keep nothing, not even of scenarios that fail")
 	f.Var(&o.scenarios, "scenario", "play only this one; by name or letter, more than once if you like")
 	f.Var(&o.bugs, "bug", "with --sabotage: only this bug")
 	f.Uint64Var(&o.seed, "seed", 0, "drives workload and faults; 0 = a random one")
@@ -153,11 +156,21 @@ func playAll(ctx context.Context, o *options, some []*scenario) error {
 	if err != nil {
 		return err
 	}
+	kept := false
+	defer func() {
+		if !kept {
+			_ = os.RemoveAll(dir) // a leftover in the temporary directory harms nobody
+		}
+	}()
+	out := io.Writer(os.Stdout)
+	if o.json == "-" {
+		out = os.Stderr
+	}
 	began := time.Now()
-	fmt.Printf("seed %d\n%s\n", o.seed, heading)
+	fmt.Fprintf(out, "seed %d\n%s\n", o.seed, heading)
 	a, err := newArena(dir)
 	if err != nil {
-		return errors.Join(err, os.RemoveAll(dir))
+		return err
 	}
 	defer a.pg.Stop()
 	var results []*result
@@ -165,31 +178,32 @@ func playAll(ctx context.Context, o *options, some []*scenario) error {
 	for _, sc := range some {
 		r := a.perform(ctx, sc, o.size(sc), o.seed)
 		if ctx.Err() != nil {
-			return errors.Join(errors.New("interrupted"), os.RemoveAll(dir))
+			return errors.New("interrupted")
 		}
 		results = append(results, r)
-		fmt.Println(r.line())
+		fmt.Fprintln(out, r.line())
 		if !r.Pass {
 			failed = append(failed, sc.name)
-			fmt.Print(r.why(5))
+			fmt.Fprint(out, r.why(5))
 			_ = os.WriteFile(filepath.Join(r.dir, "postgres.log"), []byte(a.pg.Log()), 0o600) // a help, no more
 			_ = os.WriteFile(filepath.Join(r.dir, "seed"), fmt.Append(nil, o.seed, "\n", r.why(1000)), 0o600)
+			kept = !o.discard
 		} else if !o.keep {
-			_ = os.RemoveAll(r.dir) // a leftover in the temporary directory harms nobody
+			_ = os.RemoveAll(r.dir) // as above
 		}
 	}
-	fmt.Printf("%d of %d scenarios passed in %s\n", len(results)-len(failed), len(results), time.Since(began).Round(time.Second))
+	kept = kept || o.keep
+	fmt.Fprintf(out, "%d of %d scenarios passed in %s\n", len(results)-len(failed), len(results), time.Since(began).Round(time.Second))
+	if kept {
+		fmt.Fprintln(out, "journals, logs and the seed are in", dir)
+	}
 	if err := o.report(results); err != nil {
 		return err
 	}
 	if len(failed) > 0 {
-		return fmt.Errorf("%s failed; journals, logs and the seed are in %s", strings.Join(failed, ", "), dir)
+		return fmt.Errorf("%s failed", strings.Join(failed, ", "))
 	}
-	if o.keep {
-		fmt.Println("journals and logs are in", dir)
-		return nil
-	}
-	return os.RemoveAll(dir)
+	return nil
 }
 
 func (o *options) report(results []*result) error {

@@ -39,7 +39,7 @@ func transitionPairs(ctx context.Context, s *stage) error {
 		return err
 	}
 	defer closeDeaf()
-	each := max(s.size.tasks*3/len(pairs), 3)
+	each := max(s.tasks*3/len(pairs), 3)
 	for _, pr := range pairs {
 		before := len(s.met)
 		for i := range each {

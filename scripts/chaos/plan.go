@@ -87,7 +87,7 @@ type planned struct {
 	Tx       bool
 	RollBack bool
 	Stubborn bool // an enqueue in doubt is repeated until it is answered
-	Late     bool // Redis hears of a transaction by Sync, not by its commit
+	Telling  telling
 	Absolute bool // the due time is given as an instant
 	Delay    time.Duration
 	Fate     fate
@@ -96,6 +96,15 @@ type planned struct {
 	Dawdle   time.Duration
 	Then     []planned1
 }
+
+// telling is how Redis hears of a transaction.
+type telling int
+
+const (
+	byCommit  telling = iota // the ledger's transaction tells it
+	bySync                   // the producer does, after the commit
+	byNothing                // the producer is gone: the reconciler finds out
+)
 
 // A planned1 is a later call for the same id.
 type planned1 struct {
@@ -114,7 +123,7 @@ func plan(seed uint64, n int, over time.Duration, m mix) []planned {
 		t := &tasks[i]
 		*t = planned{
 			ID: fmt.Sprintf("t%06d", i), At: over * time.Duration(i) / time.Duration(n), Tx: rng.IntN(1000) < m.Tx,
-			Stubborn: rng.IntN(4) > 0, Late: rng.IntN(2) == 0, Absolute: rng.IntN(2) == 0, Delay: within(m.Ahead), Work: within(m.Work),
+			Stubborn: rng.IntN(4) > 0, Telling: telling(rng.IntN(3)), Absolute: rng.IntN(2) == 0, Delay: within(m.Ahead), Work: within(m.Work),
 			Fate: fateOK,
 		}
 		t.RollBack = t.Tx && rng.IntN(1000) < m.RolledBack
@@ -171,12 +180,19 @@ func (t *planned) follow(rng *rand.Rand, m mix) {
 			add(planned1{Op: opCancel, After: 100*time.Millisecond + within(m.CancelledWithin)})
 		}
 	} else {
+		// Half of the moves come when the task is just about to be leased, where a message that is lost does most harm.
+		when := func() time.Duration {
+			if rng.IntN(2) == 0 {
+				return within(m.MovedWithin)
+			}
+			return max(t.Delay-20*time.Millisecond-within(300*time.Millisecond), 0)
+		}
 		if rng.IntN(1000) < m.Moved {
-			add(planned1{Op: opReschedule, After: within(m.MovedWithin), Delay: within(m.MovedBy)})
+			add(planned1{Op: opReschedule, After: when(), Delay: within(m.MovedBy)})
 		}
 		replaced := rng.IntN(1000) < m.Replaced
 		if replaced {
-			add(planned1{Op: opReplace, After: within(m.MovedWithin), Delay: within(m.MovedBy)})
+			add(planned1{Op: opReplace, After: when(), Delay: within(m.MovedBy)})
 		}
 		if rng.IntN(1000) < m.Cancelled && t.Fate != fatePoison && !replaced {
 			add(planned1{Op: opCancel, After: within(m.CancelledWithin)})

@@ -91,7 +91,7 @@ func (p *producer) task(ctx context.Context, t *planned) {
 		case opRepeat:
 			p.enqueue(ctx, opRepeat, t, t.Tx, t.Delay, 1)
 		case opReplace:
-			p.enqueue(ctx, opReplace, t, false, then.Delay, 2)
+			p.enqueue(ctx, opReplace, t, then.Tx && t.Tx, then.Delay, 2)
 		case opReschedule:
 			p.reschedule(ctx, t, then)
 		case opCancel:
@@ -178,8 +178,8 @@ func (p *producer) inTx(ctx context.Context, t *planned, f func(tx pgx.Tx) error
 		committing = true
 		return nil
 	}
-	if t.Late {
-		if err = pgx.BeginFunc(ctx, p.pool, body); err == nil && t.Stubborn {
+	if t.Telling != byCommit {
+		if err = pgx.BeginFunc(ctx, p.pool, body); err == nil && t.Telling == bySync {
 			if err := p.q.Sync(ctx, t.ID); err != nil {
 				slog.Warn("sync", "task", t.ID, "error", err.Error())
 			}

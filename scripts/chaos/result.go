@@ -48,8 +48,9 @@ type result struct {
 
 // An arena is what scenarios share: a PostgreSQL, each with a database of its own, and a folder.
 type arena struct {
-	pg  *servers.Postgres
-	dir string
+	pg     *servers.Postgres
+	dir    string
+	played int
 }
 
 func newArena(dir string) (*arena, error) {
@@ -63,7 +64,9 @@ func newArena(dir string) (*arena, error) {
 // perform plays a scenario and judges what it has left.
 func (a *arena) perform(ctx context.Context, sc *scenario, z size, seed uint64) *result {
 	began := time.Now()
-	r := &result{Scenario: sc.name, Seed: seed, Tasks: z.tasks, Problems: map[string]int{}, dir: filepath.Join(a.dir, sc.name)}
+	a.played++
+	dir := filepath.Join(a.dir, fmt.Sprintf("%02d-%s", a.played, sc.name))
+	r := &result{Scenario: sc.name, Seed: seed, Tasks: z.tasks, Problems: map[string]int{}, dir: dir}
 	v, err := a.stage(ctx, sc, z, seed, r)
 	if err != nil {
 		v.problem("run", "", err.Error())

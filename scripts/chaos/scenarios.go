@@ -25,7 +25,7 @@ type size struct {
 	calm  time.Duration // without faults, at its end
 }
 
-// A scenario is a workload and the faults that go with it. The letters are those of reliability.md, section 7.2.
+// A scenario is a workload and the faults that go with it. 
 type scenario struct {
 	name, letter, about string
 	full, quick         size
@@ -67,21 +67,25 @@ func (sc *scenario) restTime() time.Duration {
 
 func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
 
+var appendOnly = []string{"--appendonly", "yes", "--appendfsync", "everysec"}
+
 // scenarios in the order of their letters.
 var scenarios = []*scenario{
 	{
 		name: "ambiguous", letter: "B", about: "replies of enqueue, lease, claim, finish and COMMIT are dropped, pipelines cut in half",
 		full: size{3000, seconds(35), seconds(5)}, quick: size{900, seconds(8), seconds(2)},
 		nemesis: dropReplies, proxied: true, horizon: farHorizon,
+		mix: func(m *mix) { m.Moved, m.Replaced = 200, 100 },
 		demands: func(s *stage, h *history, v *verdict) {
 			v.demand(h.inDoubt() > 0, "no producer was left in doubt")
 			v.demand(s.toRedis.Hits() > 0 && s.toPostgres.Hits() > 0, "no reply was dropped")
 		},
 	},
 	{
-		name: "kill-redis", letter: "C", about: "redis-server is killed and restarted with its AOF, and is away for up to three leases",
+		name: "kill-redis", letter: "C", about: "redis-server is killed and restarted with its AOF, and is away for up to one and a half leases",
 		full: size{20000, seconds(60), seconds(5)}, quick: size{1500, seconds(9), seconds(2)},
-		nemesis: killRedis, redisArgs: []string{"--appendonly", "yes", "--appendfsync", "everysec"}, horizon: farHorizon, rules: rules{blameless: true},
+		nemesis: killRedis, redisArgs: appendOnly, horizon: farHorizon, rules: rules{blameless: true},
+		mix: func(m *mix) { m.Slow, m.SlowWork = 12, 3*lease },
 		demands: func(_ *stage, h *history, v *verdict) {
 			v.demand(h.sum(func(s *delayq.RunStats) int64 { return s.FromLedger }) > 0, "no worker leased from the ledger while redis was away")
 		},
@@ -89,9 +93,10 @@ var scenarios = []*scenario{
 	{
 		name: "power-loss", letter: "D", about: "redis-server loses the end of its AOF, then all of it",
 		full: size{5000, seconds(20), seconds(5)}, quick: size{1500, seconds(8), seconds(2)},
-		nemesis: losePower, redisArgs: []string{"--appendonly", "yes", "--appendfsync", "everysec"}, horizon: nearHorizon, rules: rules{blameless: true},
+		nemesis: losePower, redisArgs: appendOnly, horizon: farHorizon, rules: rules{blameless: true},
 		demands: func(_ *stage, h *history, v *verdict) {
-			v.demand(h.sum(func(s *delayq.RunStats) int64 { return s.Refused }) > 0, "no claim was refused, although redis came back with what had ended")
+			refused := h.sum(func(s *delayq.RunStats) int64 { return s.Refused })
+			v.demand(refused > 0, "no claim was refused, although redis came back with what had ended")
 		},
 	},
 	{
@@ -104,10 +109,10 @@ var scenarios = []*scenario{
 		},
 	},
 	{
-		name: "stale-consumer", letter: "F", about: "consumers are stopped past their leases, before and after the claim, and go on when others have the task",
+		name: "stale-consumer", letter: "F", about: "consumers are stopped past their leases, before and after the claim, and go on then",
 		full: size{500, seconds(25), seconds(5)}, quick: size{250, seconds(9), seconds(2)},
-		nemesis: stallConsumers, horizon: farHorizon, ownProxies: true, consumers: 3,
-		mix: func(m *mix) { m.Work, m.Slow, m.Ahead = lease/2, 60, lease },
+		nemesis: stallConsumers, horizon: farHorizon, ownProxies: true,
+		mix: func(m *mix) { m.Work, m.Slow, m.Ahead = lease, 150, lease },
 		demands: func(_ *stage, h *history, v *verdict) {
 			v.demand(h.stale > 0, "no stale report was refused")
 		},
@@ -122,7 +127,7 @@ var scenarios = []*scenario{
 		},
 	},
 	{
-		name: "postgres", letter: "J", about: "PostgreSQL restarts, in order and not, backends are terminated, transactions wait long before their commit",
+		name: "postgres", letter: "J", about: "PostgreSQL restarts, in order or not, backends are terminated, transactions dawdle",
 		full: size{5000, seconds(60), seconds(5)}, quick: size{1200, seconds(10), seconds(2)},
 		nemesis: breakPostgres, horizon: farHorizon,
 		mix: func(m *mix) { m.Dawdling, m.DawdleFor = 20, 3*time.Second },
@@ -131,7 +136,7 @@ var scenarios = []*scenario{
 		name: "clocks", letter: "K", about: "redis' clock steps by ten minutes both ways, and a server that is 30 s ahead takes over",
 		full: size{1000, seconds(30), seconds(5)}, quick: size{600, seconds(8), seconds(2)},
 		nemesis: moveClocks, clocks: true, maxSkew: time.Hour, horizon: farHorizon, rules: rules{blameless: true, redisClock: true},
-		redisArgs: []string{"--appendonly", "yes"},
+		redisArgs: appendOnly,
 		mix:       func(m *mix) { m.Slow = 60 },
 	},
 	{
@@ -239,30 +244,37 @@ func vandalize(ctx context.Context, s *stage) error {
 	return nil
 }
 
-// stallConsumers stops processes for longer than their leases; some with their claims already on the way.
+// stallConsumers stops two processes at a time for longer than their leases, or keeps what they say from the database: claims and
+// reports then arrive when others have the task.
 func stallConsumers(ctx context.Context, s *stage) error {
-	for s.sleep(ctx, 50*time.Millisecond, 300*time.Millisecond) {
-		p := s.consumer()
-		if p == nil {
-			continue
-		}
-		switch way := s.rng.IntN(4); way {
-		case 0: // between lease and claim: what is on its way to the database arrives when the lease has run out
-			s.fault("the database is silent for %s", p.Name)
-			p.toPostgres.BlackHole(true)
-			s.sleep(ctx, lease/2, lease*3/2)
-			p.toPostgres.BlackHole(false)
-		default:
-			s.fault("stop %s", p.Name)
-			p.pause()
-			if way == 1 { // and Redis forgets the lease meanwhile
-				s.sleep(ctx, 100*time.Millisecond, lease/2)
-				if err := s.rdb.FlushAll(context.WithoutCancel(ctx)).Err(); err != nil {
-					return err
-				}
+	for s.sleep(ctx, 50*time.Millisecond, 200*time.Millisecond) {
+		way := s.rng.IntN(4)
+		var victims []*process
+		for range 2 {
+			p := s.consumer()
+			if p == nil || len(victims) > 0 && p == victims[0] {
+				continue
 			}
-			s.sleep(ctx, lease*9/8, lease*7/4)
+			victims = append(victims, p)
+			if way < 2 {
+				s.fault("the database is silent for %s", p.Name)
+				p.toPostgres.BlackHole(true)
+			} else {
+				s.fault("stop %s", p.Name)
+				p.pause()
+			}
+		}
+		if way == 3 { // and Redis forgets the leases meanwhile
+			s.sleep(ctx, 100*time.Millisecond, lease/2)
+			if err := s.rdb.FlushAll(context.WithoutCancel(ctx)).Err(); err != nil {
+				return err
+			}
+		}
+		s.sleep(ctx, lease*17/16, lease*5/4)
+		for _, p := range victims {
+			p.toPostgres.BlackHole(false)
 			p.resume()
+			s.sleep(ctx, 0, lease/4)
 		}
 	}
 	return nil

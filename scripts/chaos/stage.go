@@ -276,13 +276,13 @@ func (s *stage) play(ctx context.Context) error {
 			return err
 		}
 	}
-	over := s.size.lasts - s.size.calm
+	over := s.lasts - s.calm
 	m := usual(lease)
 	if s.mix != nil {
 		s.mix(&m)
 	}
 	producer, err := s.spawn("producer", func(c *roleConfig) {
-		c.Tasks, c.Over, c.Mix = s.size.tasks, over, m
+		c.Tasks, c.Over, c.Mix = s.tasks, over, m
 	})
 	if err != nil {
 		return err
@@ -302,7 +302,7 @@ func (s *stage) play(ctx context.Context) error {
 	}
 	select {
 	case <-producer.exited:
-	case <-time.After(s.size.calm + 20*time.Second):
+	case <-time.After(s.calm + 20*time.Second):
 		return fmt.Errorf("the producer: %w", errNoTime)
 	case <-ctx.Done():
 		return ctx.Err()
@@ -318,7 +318,7 @@ func (s *stage) rest(ctx context.Context) error {
 		}
 		var open int
 		err := s.pool.QueryRow(ctx, `select count(*) from delayq.task
-			where status in ('pending', 'retry', 'running') and run_at < clock_timestamp() + interval '30 minutes'`).Scan(&open)
+			where queue > 0 and status in ('pending', 'retry', 'running') and run_at < clock_timestamp() + interval '30 minutes'`).Scan(&open)
 		switch {
 		case err == nil && open == 0:
 			return nil
@@ -429,7 +429,7 @@ func (s *stage) gauges(ctx context.Context, bad func(rule, format string, args .
 	}
 	var waiting, dead int64
 	if err := s.pool.QueryRow(ctx, `select count(*) filter (where status in ('pending', 'retry')), count(*) filter (where status = 'dead')
-		from delayq.task`).Scan(&waiting, &dead); err != nil {
+		from delayq.task where queue > 0`).Scan(&waiting, &dead); err != nil {
 		bad("I9", "%v", err)
 	}
 	if stats.Pending != waiting || stats.Due != 0 || stats.Processing != 0 || stats.Dead != dead {
@@ -469,7 +469,9 @@ func (s *stage) connections(ctx context.Context, bad func(rule, format string, a
 	var left int
 	var list string
 	for until := time.Now().Add(2 * time.Second); ; pause(ctx, 20*time.Millisecond) {
-		if err := s.pool.QueryRow(ctx, "select count(*) from pg_stat_activity where application_name like 'chaos %' and datname = current_database()").Scan(&left); err != nil {
+		err := s.pool.QueryRow(ctx, `select count(*) from pg_stat_activity
+			where application_name like 'chaos %' and datname = current_database()`).Scan(&left)
+		if err != nil {
 			bad("I13", "%v", err)
 			return
 		}
