@@ -25,7 +25,7 @@ type size struct {
 	calm  time.Duration // without faults, at its end
 }
 
-// A scenario is a workload and the faults that go with it. 
+// A scenario is a workload and the faults that go with it.
 type scenario struct {
 	name, letter, about string
 	full, quick         size
