@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -396,6 +397,9 @@ func (s *stage) stopAll(bad func(rule, format string, args ...any)) {
 // quiet: the audit is clean, a pass of the reconciler finds nothing, and the next one writes nothing (I9, I11).
 func (s *stage) quiet(ctx context.Context, bad func(rule, format string, args ...any)) {
 	audit, err := s.q.Audit(ctx, delayq.AuditOptions{})
+	if err == nil && s.rules.vandal { // nobody knows what was counted in a key that somebody deleted
+		audit.Violations = slices.DeleteFunc(audit.Violations, func(v delayq.Violation) bool { return v.Invariant == "I5" && v.ID == "" })
+	}
 	if err != nil {
 		bad("I9", "audit: %v", err)
 	} else if n := len(audit.Violations); n > 0 {

@@ -8,8 +8,6 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // T is what this package needs of a *testing.T, *testing.B or *rapid.T.
@@ -73,9 +71,14 @@ func stop(t T, nodes ...*Redis) {
 }
 
 // NeedPostgres is NeedRedis for PostgreSQL's server programs.
-func NeedPostgres(t T) {
+func NeedPostgres(t T) { t.Helper(); need(t, PostgresPrograms) }
+
+// NeedPgBouncer is NeedRedis for PgBouncer.
+func NeedPgBouncer(t T) { t.Helper(); need(t, pgBouncerProgram) }
+
+func need(t T, find func() (string, error)) {
 	t.Helper()
-	_, err := PostgresPrograms()
+	_, err := find()
 	switch {
 	case err == nil:
 	case os.Getenv("DELAYQ_REQUIRE_SERVERS") == "1":
@@ -116,33 +119,23 @@ func NewDatabase(t T) string {
 	t.Helper()
 	p := SharedPostgres(t)
 	name := strings.ReplaceAll(QueueName(t), "-", "_")
-	sql := func(command string) error {
-		conn, err := pgx.Connect(context.Background(), p.URL(""))
-		if err != nil {
-			return err
-		}
-		defer func() { _ = conn.Close(context.Background()) }() // it has done its work
-		_, err = conn.Exec(context.Background(), command)
-		return err
-	}
-	if err := sql(fmt.Sprintf("create database %q", name)); err != nil {
+	url, err := p.CreateDatabase(context.Background(), name)
+	if err != nil {
 		t.Fatalf("%v", err)
 	}
 	t.Cleanup(func() {
-		if err := sql(fmt.Sprintf("drop database %q with (force)", name)); err != nil {
+		if err := p.DropDatabase(context.Background(), name); err != nil {
 			t.Logf("database %s stays: %v", name, err)
 		}
 	})
-	return p.URL(name)
+	return url
 }
 
-// NewPgBouncer starts a PgBouncer in front of a server that ends with the
-// test. A missing program is treated as NeedRedis treats a missing server.
+// NewPgBouncer starts a PgBouncer in front of target, with at most poolSize
+// connections to each database, that ends with the test.
 func NewPgBouncer(t T, target *Postgres, poolSize int) *PgBouncer {
 	t.Helper()
-	if _, err := pgBouncerProgram(); err != nil && os.Getenv("DELAYQ_REQUIRE_SERVERS") != "1" {
-		t.Skipf("%v", err)
-	}
+	NeedPgBouncer(t)
 	b, err := StartPgBouncer(target, poolSize)
 	if err != nil {
 		t.Fatalf("%v", err)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -19,6 +20,7 @@ import (
 type PgBouncer struct {
 	dir    string
 	port   int
+	cred   *syscall.Credential // of the user it runs as, nil = ours
 	cmd    *exec.Cmd
 	exited chan struct{}
 }
@@ -40,12 +42,11 @@ func StartPgBouncer(target *Postgres, poolSize int) (*PgBouncer, error) {
 	if err != nil {
 		return nil, err
 	}
-	cred, err := unprivileged()
-	if err != nil {
+	b := &PgBouncer{}
+	if b.cred, err = unprivileged(); err != nil {
 		return nil, err
 	}
-	b := &PgBouncer{}
-	if b.dir, err = ownFolder("delayq-pgbouncer-", cred); err != nil {
+	if b.dir, err = ownFolder("delayq-pgbouncer-", b.cred); err != nil {
 		return nil, err
 	}
 	for range portTries {
@@ -64,6 +65,7 @@ pool_mode = transaction
 default_pool_size = %d
 max_client_conn = 500
 ignore_startup_parameters = extra_float_digits
+server_login_retry = 1
 `, target.port, b.port, poolSize)
 		if err = os.WriteFile(ini, []byte(text), 0o644); err != nil { //nolint:gosec // another user reads it, and it holds no secret
 			break
@@ -80,10 +82,6 @@ ignore_startup_parameters = extra_float_digits
 }
 
 func (b *PgBouncer) launch(program, ini string) error {
-	cred, err := unprivileged()
-	if err != nil {
-		return err
-	}
 	log, err := os.Create(b.logPath())
 	if err != nil {
 		return err
@@ -93,7 +91,7 @@ func (b *PgBouncer) launch(program, ini string) error {
 	cmd.Dir = b.dir
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = dieWithParent()
-	cmd.SysProcAttr.Credential = cred
+	cmd.SysProcAttr.Credential = b.cred
 	exited := make(chan struct{})
 	if err := run(cmd, exited); err != nil {
 		return fmt.Errorf("servers: %w", err)
@@ -123,10 +121,20 @@ func (b *PgBouncer) launch(program, ini string) error {
 
 func (b *PgBouncer) logPath() string { return filepath.Join(b.dir, "pgbouncer.log") }
 
-// URL is the address of a database through the pool.
+// Addr is its host:port.
+func (b *PgBouncer) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(b.port)) }
+
+// URL is the address of a database through the pool; empty means the one that
+// is always there.
 func (b *PgBouncer) URL(database string) string {
-	return "postgres://postgres@" + net.JoinHostPort("127.0.0.1", strconv.Itoa(b.port)) + "/" + database + "?sslmode=disable"
+	if database == "" {
+		database = "postgres"
+	}
+	return postgresURL(b.Addr(), database)
 }
+
+// PID is the id of its process.
+func (b *PgBouncer) PID() int { return b.cmd.Process.Pid }
 
 // Log is everything that it has printed.
 func (b *PgBouncer) Log() string {

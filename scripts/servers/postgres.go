@@ -2,9 +2,11 @@ package servers
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"os/user"
@@ -14,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // PostgresOptions change how a PostgreSQL server is started. The zero value is
@@ -50,10 +54,17 @@ func PostgresPrograms() (string, error) {
 			return filepath.Dir(p), nil
 		}
 	}
+	// It comes with the client's headers too, so it may name a folder without a server.
+	if out, err := exec.Command("pg_config", "--bindir").Output(); err == nil {
+		dir := strings.TrimSpace(string(out))
+		if _, err := os.Stat(filepath.Join(dir, "initdb")); err == nil {
+			return dir, nil
+		}
+	}
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb") // the pattern is right
 	slices.SortFunc(found, func(a, b string) int { return versionOf(a) - versionOf(b) })
 	if len(found) == 0 {
-		return "", errors.New("servers: initdb is neither on the PATH nor in /usr/lib/postgresql/*/bin; install PostgreSQL's server programs")
+		return "", errors.New("servers: initdb is neither on the PATH, where pg_config says, nor in /usr/lib/postgresql/*/bin; install PostgreSQL's server programs")
 	}
 	return filepath.Dir(found[len(found)-1]), nil
 }
@@ -119,10 +130,41 @@ func unprivileged() (*syscall.Credential, error) {
 // ownFolder makes a temporary folder that belongs to cred.
 func ownFolder(prefix string, cred *syscall.Credential) (string, error) {
 	dir, err := os.MkdirTemp("", prefix)
-	if err == nil && cred != nil {
-		err = os.Chown(dir, int(cred.Uid), int(cred.Gid))
+	if err != nil || cred == nil {
+		return dir, err
+	}
+	err = os.Chown(dir, int(cred.Uid), int(cred.Gid))
+	if err == nil {
+		err = enterable(filepath.Dir(dir), cred)
+	}
+	if err != nil {
+		_ = os.Remove(dir) // it is empty
 	}
 	return dir, err
+}
+
+// enterable names the folder that keeps cred out of dir. The programs would
+// say no more than "permission denied".
+func enterable(dir string, cred *syscall.Credential) error {
+	for ; ; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err != nil {
+			return err
+		}
+		var enter os.FileMode = 0o001
+		switch st, ok := info.Sys().(*syscall.Stat_t); {
+		case ok && st.Uid == cred.Uid:
+			enter = 0o100
+		case ok && st.Gid == cred.Gid:
+			enter = 0o010
+		}
+		if info.Mode()&enter == 0 {
+			return fmt.Errorf("servers: uid %d, whom PostgreSQL runs as, cannot enter %s; set TMPDIR to a folder that it can", cred.Uid, dir)
+		}
+		if dir == filepath.Dir(dir) {
+			return nil
+		}
+	}
 }
 
 func (p *Postgres) initdb() error {
@@ -136,6 +178,8 @@ func (p *Postgres) initdb() error {
 	conf := []string{
 		"listen_addresses='127.0.0.1'", "unix_socket_directories=''", "max_connections=200", "fsync=off", "full_page_writes=off",
 		"shared_buffers=128MB", "max_wal_size=2GB", "log_line_prefix='%m [%p] '",
+		// In the folder, which goes: what a killed server has in /dev/shm stays until the machine is restarted.
+		"dynamic_shared_memory_type=mmap",
 	}
 	f, err := os.OpenFile(filepath.Join(p.data(), "postgresql.conf"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
@@ -211,7 +255,31 @@ func (p *Postgres) URL(database string) string {
 	if database == "" {
 		database = "postgres"
 	}
-	return "postgres://postgres@" + p.Addr() + "/" + database + "?sslmode=disable"
+	return postgresURL(p.Addr(), database)
+}
+
+func postgresURL(addr, database string) string {
+	return "postgres://postgres@" + addr + "/" + url.PathEscape(database) + "?sslmode=disable"
+}
+
+// CreateDatabase makes an empty database and returns its URL.
+func (p *Postgres) CreateDatabase(ctx context.Context, name string) (string, error) {
+	return p.URL(name), p.exec(ctx, "create database "+pgx.Identifier{name}.Sanitize())
+}
+
+// DropDatabase removes a database, and breaks the connections to it.
+func (p *Postgres) DropDatabase(ctx context.Context, name string) error {
+	return p.exec(ctx, "drop database if exists "+pgx.Identifier{name}.Sanitize()+" with (force)")
+}
+
+func (p *Postgres) exec(ctx context.Context, sql string) error {
+	conn, err := pgx.Connect(ctx, p.URL(""))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(ctx) }() // it has done its work
+	_, err = conn.Exec(ctx, sql)
+	return err
 }
 
 // PID is the id of the postmaster; Restart changes it.
@@ -270,51 +338,75 @@ func (p *Postgres) Kill() {
 	if !p.Running() {
 		return
 	}
-	all := append(p.children(), p.PID())
+	memory := p.sharedMemory()
+	all := append(p.freeze(), p.PID())
 	for _, pid := range all {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
 	}
 	<-p.exited
 	for range 1000 { // until the kernel has buried them: a restart would meet their shared memory
 		if !slices.ContainsFunc(all, exists) {
-			return
+			break
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
+	removeSegment(memory)
+}
+
+// sharedMemory is the id of the System V segment by which a server locks its
+// data, empty when it has none. Only an orderly end removes it, and a machine
+// has some thousands.
+func (p *Postgres) sharedMemory() string { return segment(p.data(), p.PID()) }
+
+func segment(data string, pid int) string {
+	text, err := os.ReadFile(filepath.Join(data, "postmaster.pid"))
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(string(text), "\n")
+	if len(lines) < 7 || lines[0] != strconv.Itoa(pid) {
+		return ""
+	}
+	_, id, _ := strings.Cut(strings.TrimSpace(lines[6]), " ") // key and id
+	return strings.TrimSpace(id)
+}
+
+func removeSegment(id string) {
+	if id != "" {
+		_ = exec.Command("ipcrm", "-m", id).Run() // without it the next start reuses the segment, if there is one
+	}
+}
+
+// freeze stops the postmaster, so that it forks no more, and returns its children.
+func (p *Postgres) freeze() []int {
+	_ = syscall.Kill(p.PID(), syscall.SIGSTOP) // it may have ended
+	for range 500 {                            // it may be amid a fork
+		if state, _ := processState(p.PID()); state == 'T' || state == 'Z' || state == 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return childrenOf(p.PID())
 }
 
 // exists reports whether pid runs. A zombie does not: where nobody reaps
 // orphans it keeps its pid.
 func exists(pid int) bool {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return false
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	return !strings.HasPrefix(rest, "Z")
-}
-
-// children are the server's processes besides the postmaster.
-func (p *Postgres) children() []int {
-	pid := strconv.Itoa(p.PID())
-	out, err := exec.Command("ps", "-o", "pid=", "--ppid", pid).Output()
-	if err != nil {
-		return nil // none, or no ps: the postmaster's own death ends them
-	}
-	var pids []int
-	for field := range strings.FieldsSeq(string(out)) {
-		if n, err := strconv.Atoi(field); err == nil {
-			pids = append(pids, n)
-		}
-	}
-	return pids
+	state, _ := processState(pid)
+	return state != 0 && state != 'Z'
 }
 
 // Pause stops all processes of the server by SIGSTOP: connections stay,
 // nothing is answered.
 func (p *Postgres) Pause() error {
+	if !p.Running() {
+		return fmt.Errorf("servers: postgres on %s is not running", p.Addr())
+	}
 	p.paused = true
-	return p.signalAll(syscall.SIGSTOP)
+	for _, pid := range p.freeze() {
+		_ = syscall.Kill(pid, syscall.SIGSTOP) // it may have ended
+	}
+	return nil
 }
 
 // Resume undoes Pause. It does nothing to a server that is not paused.
@@ -323,18 +415,11 @@ func (p *Postgres) Resume() error {
 		return nil
 	}
 	p.paused = false
-	return p.signalAll(syscall.SIGCONT)
-}
-
-func (p *Postgres) signalAll(s syscall.Signal) error {
 	if !p.Running() {
 		return fmt.Errorf("servers: postgres on %s is not running", p.Addr())
 	}
-	if err := p.cmd.Process.Signal(s); err != nil { // the postmaster first: it forks no more
-		return err
-	}
-	for _, pid := range p.children() {
-		_ = syscall.Kill(pid, s) // it may have ended
+	for _, pid := range append(childrenOf(p.PID()), p.PID()) {
+		_ = syscall.Kill(pid, syscall.SIGCONT) // it may have ended
 	}
 	return nil
 }
@@ -353,6 +438,6 @@ func (p *Postgres) Restart() error {
 // Stop ends the server and removes its folder. It is the end of the server,
 // and may be called twice.
 func (p *Postgres) Stop() {
-	p.Kill()
+	_ = p.Immediate()       // at worst it kills
 	_ = os.RemoveAll(p.dir) // a leftover in the temporary directory harms nobody
 }

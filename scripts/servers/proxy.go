@@ -22,6 +22,7 @@ type Proxy struct {
 	latency time.Duration
 	hole    chan struct{} // non-nil while black-holed, closed when that ends
 	fault   fault
+	answer  []byte // what a reply contains that breaks the connection, nil = none
 	hits    int
 }
 
@@ -62,6 +63,16 @@ func (p *Proxy) CutReply(match string, keep int) {
 // DropRequest arms the opposite fault: the connection breaks before the
 // request reaches the server. To the client both look the same.
 func (p *Proxy) DropRequest(match string) { p.arm(fault{armed: true, match: lower(match)}) }
+
+// DropAnswer arms a fault of its own: the connection breaks instead of the next
+// reply that contains match, in any case. It is for what no request tells, such
+// as the end of a PostgreSQL transaction: "COMMIT\x00". A match that begins in
+// an earlier read has passed in part.
+func (p *Proxy) DropAnswer(match string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answer = lower(match)
+}
 
 func lower(s string) []byte { return bytes.ToLower([]byte(s)) }
 
@@ -168,7 +179,7 @@ func (p *Proxy) requests(server, client net.Conn, cut chan<- int) {
 				default: // the connection already waits for its end
 				}
 			}
-			passed = end(append(passed, buf[:n]...), maxMatch)
+			passed = end(append(passed, end(buf[:n], maxMatch)...), maxMatch)
 			p.delay()
 			if _, err := server.Write(buf[:n]); err != nil {
 				return
@@ -182,11 +193,16 @@ func (p *Proxy) requests(server, client net.Conn, cut chan<- int) {
 
 // replies forwards what the server sends; after a cut only so much of it.
 func (p *Proxy) replies(client, server net.Conn, cut <-chan int) {
-	keep := -1 // unlimited
+	keep := -1        // unlimited
+	var passed []byte // as in requests
 	buf := make([]byte, 64<<10)
 	for keep != 0 {
 		n, err := server.Read(buf)
 		if n > 0 {
+			if p.strikeAnswer(passed, buf[:n]) {
+				return
+			}
+			passed = end(append(passed, end(buf[:n], maxMatch)...), maxMatch)
 			p.delay()
 			select {
 			case keep = <-cut: // these are the first bytes of the faulted reply
@@ -215,13 +231,29 @@ func (p *Proxy) strike(passed, request []byte) (fault, bool) {
 	if !f.armed {
 		return fault{}, false
 	}
-	window := append(bytes.Clone(end(passed, len(f.match)-1)), request...)
-	if !bytes.Contains(bytes.ToLower(window), f.match) {
+	if !contains(passed, request, f.match) {
 		return fault{}, false
 	}
 	p.fault = fault{}
 	p.hits++
 	return f, true
+}
+
+// strikeAnswer is strike for a reply.
+func (p *Proxy) strikeAnswer(passed, reply []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.answer == nil || !contains(passed, reply, p.answer) {
+		return false
+	}
+	p.answer = nil
+	p.hits++
+	return true
+}
+
+func contains(passed, data, match []byte) bool {
+	window := append(bytes.Clone(end(passed, len(match)-1)), data...)
+	return bytes.Contains(bytes.ToLower(window), match)
 }
 
 // end is the last n bytes of b.

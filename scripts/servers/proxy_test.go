@@ -1,9 +1,13 @@
 package servers
 
 import (
+	"context"
+	"net"
+	"strconv"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -131,5 +135,97 @@ func TestProxyClosesConnections(t *testing.T) {
 	p.Close()
 	if err := ping(t, p.Addr(), time.Second); err == nil {
 		t.Error("answers after Close")
+	}
+}
+
+// pgThroughProxy returns a PostgreSQL connection behind a proxy, with a
+// transaction that has inserted a row into t, and a count of t's rows beside it.
+func pgThroughProxy(t *testing.T) (p *Proxy, conn *pgx.Conn, tx pgx.Tx, rows func() int) {
+	url := NewDatabase(t)
+	p = NewProxy(t, SharedPostgres(t).Addr())
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, port, err := net.SplitHostPort(p.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Host, cfg.Port = host, uint16(n)
+	conn, err = pgx.ConnectConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	if _, err := conn.Exec(t.Context(), "create table t (n int)"); err != nil {
+		t.Fatal(err)
+	}
+	if tx, err = conn.Begin(t.Context()); err == nil {
+		_, err = tx.Exec(t.Context(), "insert into t values (1)")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, conn, tx, func() int { return query(t, url, "select count(*) from t") }
+}
+
+func TestProxyLosesTheEndOfATransaction(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		arm  func(*Proxy)
+		rows int
+	}{
+		"its reply, by the request": {func(p *Proxy) { p.DropReply("commit") }, 1},
+		"its reply":                 {func(p *Proxy) { p.DropAnswer("COMMIT\x00") }, 1},
+		"its request":               {func(p *Proxy) { p.DropRequest("commit") }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, conn, tx, rows := pgThroughProxy(t)
+			test.arm(p)
+			if _, err := tx.Exec(t.Context(), "select 1"); err != nil {
+				t.Fatalf("what does not match: %v", err)
+			}
+			if err := tx.Commit(t.Context()); err == nil {
+				t.Error("the commit was answered")
+			}
+			if !conn.IsClosed() {
+				t.Error("the connection lives")
+			}
+			if n := rows(); n != test.rows || p.Hits() != 1 {
+				t.Errorf("%d rows, want %d; %d hits", n, test.rows, p.Hits())
+			}
+		})
+	}
+}
+
+func TestProxyHoldsAndBreaksPostgres(t *testing.T) {
+	t.Parallel()
+	p, conn, tx, rows := pgThroughProxy(t)
+	p.BlackHole(true)
+	done := make(chan error, 1)
+	go func() { done <- tx.Commit(t.Context()) }()
+	select {
+	case err := <-done:
+		t.Fatalf("answered through a black hole: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	if n := rows(); n != 0 {
+		t.Error("the server got the commit")
+	}
+	p.BlackHole(false)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if n := rows(); n != 1 {
+		t.Errorf("%d rows", n)
+	}
+	p.CloseConns()
+	if err := conn.Ping(t.Context()); err == nil {
+		t.Error("the connection lives")
 	}
 }

@@ -1,6 +1,6 @@
-// Package servers starts private, real redis-server processes on loopback for
-// tests, benchmarks and fault injection, and a TCP proxy that injects the
-// faults a network can.
+// Package servers starts private, real Redis, PostgreSQL and PgBouncer
+// processes on loopback for tests, benchmarks and fault injection, and a TCP
+// proxy that injects the faults a network can.
 //
 // An in-process imitation has no eviction, no cluster errors, no script cache
 // to lose and a Lua of its own, so what matters is tried on the real server.
@@ -13,6 +13,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -120,7 +121,16 @@ func freePorts(cluster bool) (port, bus int, err error) {
 	return port, bus, err
 }
 
+// freePort prefers ports below 32768, where Linux' own choices begin: the
+// client's end of some connection could sit on one of those just when a killed
+// server comes back to it.
 func freePort() (int, error) {
+	for range 20 {
+		port := 10000 + rand.IntN(22768)
+		if l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+			return port, l.Close()
+		}
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return 0, err

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -27,14 +29,30 @@ func TestMain(m *testing.M) {
 	Main(m)
 }
 
-// orphan is what TestServersDieWithTheirParent runs: it prints a server's pid and
-// dies without any clean-up.
+// orphan is what TestServersDieWithTheirParent runs: it prints the pids of the
+// servers it starts and dies without any clean-up.
 func orphan() {
-	r, err := StartRedis(Options{Dir: os.Getenv("DELAYQ_TEST_ORPHAN")})
-	if err != nil {
-		panic(err)
+	var pids []int
+	if os.Getenv("DELAYQ_TEST_ORPHAN") == "redis" {
+		r, err := StartRedis(Options{})
+		if err != nil {
+			panic(err)
+		}
+		pids = []int{r.PID()}
+	} else {
+		p, err := StartPostgres(PostgresOptions{})
+		if err != nil {
+			panic(err)
+		}
+		b, err := StartPgBouncer(p, 1)
+		if err != nil {
+			panic(err)
+		}
+		pids = append(childrenOf(p.PID()), p.PID(), b.PID())
 	}
-	_, _ = os.Stdout.WriteString(strconv.Itoa(r.PID()))
+	for _, pid := range pids {
+		_, _ = os.Stdout.WriteString(strconv.Itoa(pid) + "\n")
+	}
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {}
 }
@@ -185,20 +203,58 @@ func TestRedisStopRemovesOnlyItsOwnDir(t *testing.T) {
 
 func TestServersDieWithTheirParent(t *testing.T) {
 	t.Parallel()
-	NeedRedis(t)
-	if dieWithParent() == nil {
+	if runtime.GOOS != "linux" {
 		t.Skip("the kernel has no parent-death signal")
 	}
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "DELAYQ_TEST_ORPHAN="+t.TempDir())
-	out, err := cmd.Output() // ends by SIGKILL
-	pid, atoiErr := strconv.Atoi(string(out))
-	if atoiErr != nil {
-		t.Fatalf("%v: %s", err, out)
+	for kind, need := range map[string]func(T){
+		"redis":                  NeedRedis,
+		"postgres and pgbouncer": func(t T) { NeedPostgres(t); NeedPgBouncer(t) },
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			need(t)
+			tmp := openFolder(t) // it gets what the orphan leaves
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), "DELAYQ_TEST_ORPHAN="+kind, "TMPDIR="+tmp)
+			out, err := cmd.Output() // ends by SIGKILL
+			pids := strings.Fields(string(out))
+			if len(pids) == 0 {
+				t.Fatalf("%v: %s", err, out)
+			}
+			for _, field := range pids {
+				pid, err := strconv.Atoi(field)
+				if err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+				gone(t, pid)
+				found, _ := filepath.Glob(filepath.Join(tmp, "delayq-postgres-*", "data")) // the pattern is right
+				for _, data := range found {
+					removeSegment(segment(data, pid)) // the one thing that a parent's death leaves outside its folder
+				}
+			}
+		})
 	}
+}
+
+// openFolder is t.TempDir that other users can enter.
+func openFolder(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "delayq-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// gone waits until a process has ended.
+func gone(t *testing.T, pid int) {
+	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); exists(pid); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("server %d outlives its parent", pid)
+			t.Fatalf("process %d is left", pid)
 		}
 	}
 }
