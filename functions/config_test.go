@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -21,12 +22,15 @@ func TestConfigFromEnv(t *testing.T) {
 		"DELAYQ_LEASE":          "45s",
 		"DELAYQ_LOG_LEVEL":      "debug",
 		"DELAYQ_REDIS_CLUSTER":  "true",
+		"DELAYQ_DATABASE_URL":   "postgres://localhost/shop",
+		"DELAYQ_HORIZON":        "1h",
 	})
 	if err := asError(wrong); err != nil {
 		t.Fatal(err)
 	}
 	if got.RedisPassword != "hunter2" || strings.Join(got.Queues, " ") != "orders mail" || got.Shards != 4 || got.Concurrency != 0 ||
-		got.Lease != 45*time.Second || got.LogLevel != slog.LevelDebug || !got.RedisCluster {
+		got.Lease != 45*time.Second || got.LogLevel != slog.LevelDebug || !got.RedisCluster ||
+		got.DatabaseURL != "postgres://localhost/shop" || got.Horizon != time.Hour {
 		t.Errorf("read %+v", got)
 	}
 }
@@ -71,7 +75,10 @@ func TestConfigErrorListsEverythingWrong(t *testing.T) {
 }
 
 func TestConfigKeepsSecrets(t *testing.T) {
-	cfg := Config{RedisURL: "redis://:hunter2@localhost", RedisPassword: "hunter2"}
+	cfg := Config{
+		RedisURL: "redis://:hunter2@localhost", RedisPassword: "hunter2",
+		DatabaseURL: "postgres://u:hunter2@localhost/shop", DatabasePassword: "hunter2",
+	}
 	var logged strings.Builder
 	slog.New(slog.NewJSONHandler(&logged, nil)).Info("", "cfg", cfg, "url", cfg.RedisURL)
 	body, err := json.Marshal(cfg)
@@ -93,6 +100,63 @@ func TestConfigKeepsSecrets(t *testing.T) {
 		} else if strings.Contains(p.text, "hunter2") {
 			t.Errorf("%s: repeated in %q", url, p.text)
 		}
+	}
+	for _, url := range []string{
+		"hunter2", "host=db password=hunter2", "mysql://u:hunter2@db/x", "postgres://u:hunter2/x@db/y", "postgres://%hunter2@db/x",
+		"postgres://u:hunter2@db:port/x", "postgres://db/x?sslmode=hunter2", "postgres://db/x?pool_max_conns=hunter2",
+		"postgres://db/x?default_query_exec_mode=hunter2", "postgres://db/x?connect_timeout=hunter2",
+	} {
+		cfg.DatabaseURL = Secret(url)
+		if _, p := cfg.database(); p == nil {
+			t.Errorf("%s: accepted", url)
+		} else if strings.Contains(p.text, "hunter2") {
+			t.Errorf("%s: repeated in %q", url, p.text)
+		}
+	}
+}
+
+// variable finds those that are complained of.
+var variable = regexp.MustCompile(`DELAYQ_\w+: `)
+
+// What is set must fit whether there is a ledger, and whether one is needed.
+func TestConfigOfALedger(t *testing.T) {
+	const database = "postgres://localhost/shop"
+	for _, tt := range []struct {
+		name       string
+		cfg        Config
+		opts       []Option
+		reconciler bool
+		want       string // the variable that is wrong
+	}{
+		{"none", Config{}, nil, false, ""},
+		{"a database", Config{DatabaseURL: database, DatabasePassword: "x", Horizon: time.Hour}, nil, false, ""},
+		{"a ledger of the caller's", Config{Horizon: time.Hour}, []Option{WithLedger(tampered{})}, false, ""},
+		{"a password without a database", Config{DatabasePassword: "x"}, nil, false, "DATABASE_PASSWORD"},
+		{"a horizon without a ledger", Config{Horizon: time.Hour}, nil, false, "HORIZON"},
+		{"a short horizon", Config{DatabaseURL: database, Horizon: time.Millisecond}, nil, false, "HORIZON"},
+		{"a horizon before now", Config{DatabaseURL: database, Horizon: -time.Hour}, nil, false, "HORIZON"},
+		{"no URL", Config{DatabaseURL: "localhost"}, nil, false, "DATABASE_URL"},
+		{"a reconciler without", Config{}, nil, true, "DATABASE_URL"},
+		{"a reconciler with a password alone", Config{DatabasePassword: "x"}, nil, true, "DATABASE_URL"},
+		{"a reconciler with a database", Config{DatabaseURL: database}, nil, true, ""},
+		{"a reconciler with a ledger of the caller's", Config{}, []Option{WithLedger(tampered{})}, true, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.cfg.RedisURL, tt.cfg.Queues = "redis://localhost", []string{"orders"}
+			err := newProcess(append(tt.opts, WithConfig(tt.cfg)), tt.reconciler).err
+			if tt.want == "" {
+				if err != nil {
+					t.Errorf("refused: %v", err)
+				}
+				return
+			}
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			if got := variable.FindAllString(err.Error(), -1); len(got) != 1 || got[0] != envPrefix+tt.want+": " {
+				t.Errorf("want %s alone: %v", tt.want, err)
+			}
+		})
 	}
 }
 

@@ -71,11 +71,10 @@ func (c *Config) database() (*pgxpool.Config, *problem) {
 
 // withoutLedger says what does not fit a function that has no ledger.
 func (c *Config) withoutLedger(needed bool) []problem {
-	var wrong []problem
 	if needed {
-		wrong = append(wrong, problem{envPrefix + "DATABASE_URL", "is not set: the reconciler needs the ledger"})
-		return wrong
+		return []problem{{envPrefix + "DATABASE_URL", "is not set: the reconciler needs the ledger"}}
 	}
+	var wrong []problem
 	// A function that was meant to have a ledger must not make queues without.
 	if c.DatabasePassword != "" {
 		wrong = append(wrong, problem{envPrefix + "DATABASE_PASSWORD", "is set, and " + envPrefix + "DATABASE_URL is not"})

@@ -25,10 +25,11 @@
 // # With a ledger
 //
 // With DELAYQ_DATABASE_URL the queues have a ledger in PostgreSQL, whose schema "delayq migrate"
-// makes. The worker then claims there what it leases from Redis, and leases from it alone while
-// Redis is away. A second function, functions/reconciler, repairs Redis from it once a minute, in
-// slices that fit an invocation; see [Reconciler]. The pool of an environment is small and bears
-// poolers by transaction, such as PgBouncer and RDS Proxy.
+// makes: functions never change it, and their user needs no right to. The worker then claims there
+// what it leases from Redis, and leases from it alone while Redis is away. A second function,
+// functions/reconciler, repairs Redis from it once a minute, in slices that fit an invocation; see
+// [Reconciler]. The pool of an environment is small and bears poolers by transaction, such as
+// PgBouncer and RDS Proxy. A database that is away fails the invocation, and the next one tries again.
 //
 // # What an invocation can leave behind
 //

@@ -119,7 +119,7 @@ func (p *process) open(ctx context.Context, name string) (*delayq.Queue, error) 
 		return q, nil
 	}
 	if err := p.openLedger(ctx); err != nil {
-		return nil, fmt.Errorf("functions: %w", err)
+		return nil, err
 	}
 	q, err := delayq.Open(ctx, p.rdb, name, delayq.Config{
 		Shards:        p.cfg.Shards,
@@ -130,7 +130,7 @@ func (p *process) open(ctx context.Context, name string) (*delayq.Queue, error) 
 		Logger:        p.log,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("functions: %w", err)
+		return nil, err
 	}
 	p.queues[name] = q
 	return q, nil

@@ -97,6 +97,12 @@ func TestTemplateRulesBite(t *testing.T) {
 		{"a reconciler that is cut short", "      Timeout: 60\n", "      Timeout: 10\n", "Timeout 10s: want 30s to a tick"},
 		{"a reconciler that outlives its tick", "      Timeout: 60\n", "      Timeout: 300\n", "Timeout 5m0s: want 30s to a tick"},
 		{"a reconciler throttled", "so that a tick is not throttled by the end of the one before.\n      ReservedConcurrentExecutions: 2", "so.\n      ReservedConcurrentExecutions: 1", "ReservedConcurrentExecutions 1: want 2"},
+		{"a horizon of a tick", "    Default: 0s\n", "    Default: 1m\n", "DELAYQ_HORIZON 1m0s: want 0 or 5 ticks"},
+		{"a horizon that is none", "    Default: 0s\n", "    Default: never\n", `DELAYQ_HORIZON: "never" is not a duration`},
+		{"logs of a reconciler that is not there", "    Condition: HasDatabase\n    Properties:\n      RetentionInDays", "    Condition: HasPassword\n    Properties:\n      RetentionInDays", "Ref ReconcilerLogGroup: it is not always there, but on condition HasPassword"},
+		{"an output that is not always there", "  ReconcilerFunctionArn:\n    Condition: HasDatabase\n", "  ReconcilerFunctionArn:\n", "GetAtt ReconcilerFunction: it is not always there"},
+		{"a password in a parameter", "^(postgres(ql)?://([^:@/]*@)?[^@]*)?$", "^postgres.*$", "DatabaseUrl: postgres://user:secret@host:1234/0 is allowed"},
+		{"a parameter that takes any address", "    AllowedPattern: \"^rediss?://([^:@/]*@)?[^@]*$\"\n", "", "parameter RedisUrl: "},
 		{"a database variable that is not set", "        DELAYQ_DATABASE_URL: !Ref DatabaseUrl\n", "", "DELAYQ_DATABASE_URL is not set"},
 		{"no VPC", "    VpcConfig: !If\n", "    VpcConfigs: !If\n", "VpcConfig"},
 		{"logs kept for ever", "      RetentionInDays: !Ref LogRetentionDays\n", "      LogGroupClass: STANDARD\n", "RetentionInDays"},
@@ -129,6 +135,7 @@ func templateProblems(text string) []string {
 	t.root, _ = t.decode(&node).(map[string]any)
 	t.sections()
 	t.references(t.root, nil)
+	t.parameters()
 	for name, r := range t.section("Resources") {
 		t.resource(name, asMap(r))
 	}
@@ -226,6 +233,28 @@ func (t *template) sections() {
 	}
 }
 
+// parameters refuses an address that could bring a password with it: parameters are shown to whoever may look at the stack.
+func (t *template) parameters() {
+	for name, p := range t.section("Parameters") {
+		if !strings.HasSuffix(name, "Url") {
+			continue
+		}
+		pattern, err := regexp.Compile(fmt.Sprint(asMap(p)["AllowedPattern"]))
+		if err != nil {
+			t.bad("parameter %s: AllowedPattern: %v", name, err)
+			continue
+		}
+		for _, scheme := range []string{"redis", "rediss", "postgres", "postgresql"} {
+			if url := scheme + "://user:secret@host:1234/0"; pattern.MatchString(url) {
+				t.bad("parameter %s: %s is allowed", name, url)
+			}
+		}
+		if !pattern.MatchString("rediss://user@host:6379") && !pattern.MatchString("postgres://user@host:5432/shop?sslmode=verify-full") {
+			t.bad("parameter %s: AllowedPattern %s allows no address", name, pattern)
+		}
+	}
+}
+
 var substitution = regexp.MustCompile(`\$\{([^!}][^}]*)\}`)
 
 // references checks that every name that is spoken of is a name of this template.
@@ -235,7 +264,10 @@ func (t *template) references(v any, at []string) {
 			return
 		}
 		for _, s := range sections {
-			if _, ok := t.section(s)[name]; ok {
+			if found, ok := t.section(s)[name]; ok {
+				if only := asMap(found)["Condition"]; s == "Resources" && only != asMap(t.section(at[0])[at[1]])["Condition"] {
+					t.bad("%s: %s %s: it is not always there, but on condition %v", strings.Join(at, "."), how, name, only)
+				}
 				return
 			}
 		}
@@ -420,8 +452,8 @@ func (f *function) environment() {
 	}
 }
 
-// workerConfig is what the worker would read from the template.
-func (f *function) workerConfig() Config {
+// config is what the function would read from the template.
+func (f *function) config() Config {
 	vars := map[string]string{}
 	for name, v := range asMap(f.get("Environment", "Variables")) {
 		if text, ok := f.value(v).(string); ok { // an !If is known only when it is deployed
@@ -509,6 +541,9 @@ func (f *function) slices(tick time.Duration) {
 	if asMap(f.section("Resources")[f.name])["Condition"] != "HasDatabase" {
 		f.bad("it is deployed where there is no database")
 	}
+	if h := f.config().Horizon; h != 0 && h < 5*tick {
+		f.bad("DELAYQ_HORIZON %s: want 0 or 5 ticks, or tasks come into Redis too late", h)
+	}
 	if timeout := f.seconds("Timeout"); timeout > tick || timeout < 30*time.Second {
 		f.bad("Timeout %s: want 30s to a tick, %s", timeout, tick)
 	}
@@ -518,7 +553,7 @@ func (f *function) slices(tick time.Duration) {
 }
 
 func (f *function) baton(tick time.Duration) {
-	cfg := f.workerConfig()
+	cfg := f.config()
 	margin := max(cfg.Margin, time.Millisecond)
 	runners := max(cfg.Runners, 1)
 	// A lost tick must leave no gap: beside its own, each runner waits for the one that relieves

@@ -25,6 +25,7 @@ type Summary struct {
 	Error string `json:"error,omitempty"`
 }
 
+// A worker is a process that runs tasks.
 type worker struct {
 	*process
 	mux *delayq.Mux
@@ -37,9 +38,10 @@ type worker struct {
 // or until there is nothing to do, as [Config] says; then it has given back what it had not
 // started, and answers with a [Summary].
 //
-// It returns an error only when it could not work at all: the configuration is wrong, Redis or a
-// queue could not be opened (the errors of delayq.Open), less than twice the margin is left
-// (delayq.ErrNoTime), or nothing could be leased.
+// It returns an error only when it could not work at all: the configuration is wrong, a queue could
+// not be opened (the errors of delayq.Open, and with a ledger those of ledger.Open), less than twice
+// the margin is left (delayq.ErrNoTime), or nothing could be leased. With a ledger it works although
+// Redis is away.
 // Whatever is wrong with the configuration is one error, which every invocation returns, so that
 // it shows where failed functions show. The client and the queues are made once and kept for the
 // next invocations of the same process; queues that could not be opened are tried again.
@@ -72,7 +74,7 @@ func (w *worker) run(ctx context.Context, s *Summary) error {
 	if err := w.enoughTime(ctx); err != nil {
 		return err
 	}
-	queues, err := w.open(ctx)
+	queues, err := w.openAll(ctx)
 	if err != nil {
 		return err
 	}
@@ -97,8 +99,8 @@ func (w *worker) run(ctx context.Context, s *Summary) error {
 // rest of this invocation would be paid for nothing.
 const openWithin = 15 * time.Second
 
-// open returns all of the queues.
-func (w *worker) open(ctx context.Context) ([]*delayq.Queue, error) {
+// openAll returns all of the queues.
+func (w *worker) openAll(ctx context.Context) ([]*delayq.Queue, error) {
 	within := openWithin
 	if deadline, ok := ctx.Deadline(); ok {
 		within = min(within, time.Until(deadline)-w.margin()) // the error must still get out
@@ -108,8 +110,8 @@ func (w *worker) open(ctx context.Context) ([]*delayq.Queue, error) {
 	queues := make([]*delayq.Queue, len(w.cfg.Queues))
 	for i, name := range w.cfg.Queues {
 		var err error
-		if queues[i], err = w.process.open(ctx, name); err != nil {
-			return nil, err
+		if queues[i], err = w.open(ctx, name); err != nil {
+			return nil, fmt.Errorf("functions: %w", err)
 		}
 	}
 	return queues, nil

@@ -492,38 +492,49 @@ func TestClusterQueuesShards(t *testing.T) {
 	}
 }
 
-// The function as it is shipped, in Lambda's own emulator.
+// The functions as they are shipped, in Lambda's own emulator.
 func TestRuntimeInterfaceEmulator(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, servers.SharedRedis(t), "DELAYQ_IDLE_EXIT=1s")
-	skip := func(err error, out []byte) {
-		t.Helper()
+	if out, err := exec.Command("../scripts/local-rie", "--install").CombinedOutput(); err != nil {
 		if os.Getenv("DELAYQ_REQUIRE_SERVERS") == "1" {
 			t.Fatalf("the emulator could not be built: %v\n%s", err, out)
 		}
 		t.Skipf("the emulator could not be built: %v\n%s", err, out)
 	}
-	if out, err := exec.Command("../scripts/local-rie", "--install").CombinedOutput(); err != nil {
-		skip(err, out)
+	emulate := func(t *testing.T, b *bench, function string, answer any) (log string) {
+		t.Helper()
+		cmd := exec.Command("../scripts/local-rie", "30", function)
+		cmd.Env = append(os.Environ(), b.vars...)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err == nil {
+			err = json.Unmarshal(out, answer)
+		}
+		if err != nil {
+			t.Fatalf("answer %s: %v\n%s", out, err, stderr.String())
+		}
+		return stderr.String()
 	}
-	for order := range 3 {
-		b.enqueue(fmt.Sprintf("cancel-order:%d", order+1), "order.cancel", map[string]int{"order": order + 1})
-	}
-	cmd := exec.Command("../scripts/local-rie", "30")
-	cmd.Env = append(os.Environ(), b.vars...)
-	var log strings.Builder
-	cmd.Stderr = &log
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, log.String())
-	}
-	var s Summary
-	if err := json.Unmarshal(out, &s); err != nil || s.Succeeded != 3 || s.Stop != "idle" || !s.ColdStart {
-		t.Errorf("answer %s (%v)\n%s", out, err, log.String())
-	}
-	if strings.Count(log.String(), `"msg":"order cancelled"`) != 3 {
-		t.Errorf("log:\n%s", log.String())
-	}
+	t.Run("worker", func(t *testing.T) { // one after the other: the script looks for free ports, and takes them later
+		b := newBench(t, servers.SharedRedis(t), "DELAYQ_IDLE_EXIT=1s")
+		for order := range 3 {
+			b.enqueue(fmt.Sprintf("cancel-order:%d", order+1), "order.cancel", map[string]int{"order": order + 1})
+		}
+		var s Summary
+		log := emulate(t, b, "worker", &s)
+		if s.Succeeded != 3 || s.Stop != "idle" || !s.ColdStart || strings.Count(log, `"msg":"order cancelled"`) != 3 {
+			t.Errorf("%+v\n%s", s, log)
+		}
+	})
+	t.Run("reconciler", func(t *testing.T) {
+		b, _ := newLedgerBench(t, servers.SharedRedis(t))
+		b.enqueueMany(3)
+		var s Reconciled
+		if log := emulate(t, b, "reconciler", &s); len(s.Queues) != 1 || s.Queues[0].Rows != 3 || !s.Queues[0].Complete || !s.ColdStart {
+			t.Errorf("%+v\n%s", s, log)
+		}
+	})
 }
 
 // The same code without a runtime, a client or an environment: what "delayq dev" runs.

@@ -32,7 +32,7 @@ func (p problem) String() string { return strings.TrimSpace(p.rule + " " + p.tas
 type rules struct {
 	redisClock bool // due times are judged by the servers' clocks, since this scenario moves one
 	blameless  bool // consumers and the database are well: a lease is lost only by a process that died or stalled
-	vandal     bool // somebody deletes keys, so what is found in pieces is no fault of ours
+	vandal     bool // somebody breaks what Redis holds, so what is found in pieces is no fault of ours
 }
 
 // check judges a history.

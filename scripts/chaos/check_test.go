@@ -220,6 +220,11 @@ func TestVerdicts(t *testing.T) {
 				run(8, 1, 3001, 2, event{Kind: evEffect, At: 4900}, end(5000, runOK)).ends(4001, 2, succeeded), "ok", "I6", 0,
 		},
 
+		{
+			"a task given back under its holder",
+			enqueued().grant(100, pending, 7, 1).run(7, 1, 101, 1, event{Kind: evEffect, At: 190}, end(200, runOK)).ends(150, 1, pending).
+				grant(300, pending, 8, 2).completes(8, 1, 301, 2).ends(310, 2, succeeded), "ok", "I6", 0,
+		},
 		{"a lost lease that nobody lost", func() *tale {
 			s := enqueued().grant(100, pending, 7, 1).completes(7, 1, 101, 1).
 				change(change{at: 3000, oldStatus: running, oldUntil: 2100, newStatus: running, newToken: "z", newDelivery: 2, lostMore: true, oldPID: 7}).
@@ -294,6 +299,16 @@ func TestPiecesAreNobodysFaultOnlyWithAVandal(t *testing.T) {
 		h := join([]event{{Kind: evPass, Mended: 2}})
 		if v := check(h, rules{vandal: vandal}); (len(v.problems) == 0) != vandal {
 			t.Errorf("vandal %v: %v", vandal, v.problems)
+		}
+	}
+}
+
+func TestAClockIsAheadUntilItIsSet(t *testing.T) {
+	t.Parallel()
+	h := join([]event{{Kind: evClock, At: 100, Delay: 600}, {Kind: evClock, At: 200, Delay: -600}, {Kind: evClock, At: 300}})
+	for _, c := range [][3]int64{{0, 50, 0}, {0, 150, 600}, {110, 120, 600}, {150, 250, 600}, {210, 220, 0}, {250, 400, 0}} {
+		if got := max(h.ahead(c[0], c[1]), 0); got != c[2] {
+			t.Errorf("between %d and %d: %d, want %d", c[0], c[1], got, c[2])
 		}
 	}
 }

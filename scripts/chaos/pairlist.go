@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -359,6 +360,17 @@ var pairs = []pair{
 			p.must(err)
 			p.agree()
 		}
+	}},
+	{"revision-lost-cancel", func(p *pairing) { // it then looks like a task from before the queue had a ledger
+		p.enqueue(time.Hour)
+		for shard := range p.cfg.Shards {
+			p.must(p.rdb.HDel(p.ctx, fmt.Sprintf("dq:{%s:%d}:revs", p.cfg.Queue, shard), p.id).Err())
+		}
+		_, err := p.lq.Cancel(p.ctx, nil, []string{p.id})
+		p.must(err)
+		_, err = p.reconcileOnce(p.ctx)
+		p.must(err)
+		p.ended("I8", delayq.LedgerCancelled)
 	}},
 	{"resent-cancelled", func(p *pairing) { // an enqueue is sent again after its task was cancelled
 		stamp := []byte(p.id + "............")[:12]

@@ -93,7 +93,7 @@ var scenarios = []*scenario{
 	{
 		name: "power-loss", letter: "D", about: "redis-server loses the end of its AOF, then all of it",
 		full: size{5000, seconds(20), seconds(5)}, quick: size{1500, seconds(8), seconds(2)},
-		nemesis: losePower, redisArgs: appendOnly, horizon: farHorizon, rules: rules{blameless: true},
+		nemesis: losePower, redisArgs: appendOnly, horizon: farHorizon, rules: rules{blameless: true, vandal: true},
 		demands: func(_ *stage, h *history, v *verdict) {
 			refused := h.sum(func(s *delayq.RunStats) int64 { return s.Refused })
 			v.demand(refused > 0, "no claim was refused, although redis came back with what had ended")
@@ -191,11 +191,16 @@ func dropReplies(ctx context.Context, s *stage) error {
 	return nil
 }
 
+// killRedis keeps the server away for a moment, then for so long that workers must do without, in turn.
 func killRedis(ctx context.Context, s *stage) error {
-	for s.sleep(ctx, 200*time.Millisecond, 1500*time.Millisecond) {
+	for round := 0; s.sleep(ctx, 200*time.Millisecond, 1500*time.Millisecond); round++ {
 		s.fault("kill redis")
 		s.redis.Kill()
-		s.sleep(ctx, 50*time.Millisecond, []time.Duration{200 * time.Millisecond, 3 * lease / 2}[s.rng.IntN(2)])
+		if round%2 == 0 {
+			s.sleep(ctx, lease, lease*3/2)
+		} else {
+			s.sleep(ctx, 50*time.Millisecond, 200*time.Millisecond)
+		}
 		if err := s.redis.Restart(); err != nil {
 			return err
 		}
@@ -203,7 +208,9 @@ func killRedis(ctx context.Context, s *stage) error {
 	return nil
 }
 
-// losePower cuts the end off the AOF of a stopped server, and once all of it.
+// losePower cuts the end off the AOF of a stopped server, and once all of it. A cut within a command leaves half a transaction in
+// the file (seen with Redis 7.0.15: "Truncating the AOF" keeps its MULTI), which the next start runs together with what was
+// appended since: so here, too, tasks may be found in pieces, and counters that do not add up.
 func losePower(ctx context.Context, s *stage) error {
 	for round := 0; s.sleep(ctx, 800*time.Millisecond, 1500*time.Millisecond); round++ {
 		s.redis.Kill()
