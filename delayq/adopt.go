@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"math/rand/v2"
 	"time"
 )
 
@@ -42,7 +41,7 @@ func (q *Queue) Adopt(ctx context.Context, ids []string) (adopted int, unknown [
 		case in.State == StateDead || in.State == StateProcessing:
 			left[in.ID] = true
 			return false
-		case in.Type == "" || in.EnqueuedAt.After(latest):
+		case in.Type == "" || len(in.ID) > maxID || in.EnqueuedAt.After(latest):
 			unknown = append(unknown, in.ID)
 			return false
 		}
@@ -60,14 +59,15 @@ func (q *Queue) adopt(ctx context.Context, ids []string, want func(*Info) bool) 
 	var tasks []LedgerTask
 	for i := range infos {
 		in := &infos[i]
-		if !want(in) || in.Type == "" {
+		if !want(in) || in.Type == "" || len(in.ID) > maxID {
 			continue
 		}
+		// With the stamp of its record: a row that it once had, cancelled since, is then not revived.
 		due := LedgerDue{At: in.At}
 		if in.State == StateDead {
 			due = LedgerDue{}
 		}
-		tasks = append(tasks, LedgerTask{ID: in.ID, Type: in.Type, Key: in.Key, Payload: in.Payload, Stamp: newStamp(in.EnqueuedAt), Due: due})
+		tasks = append(tasks, LedgerTask{ID: in.ID, Type: in.Type, Key: in.Key, Payload: in.Payload, Stamp: in.stamp, Due: due})
 	}
 	if len(tasks) == 0 {
 		return nil, nil
@@ -88,14 +88,6 @@ func (q *Queue) adopt(ctx context.Context, ids []string, want func(*Info) bool) 
 		err = nil // they are in the ledger
 	}
 	return adopted, err
-}
-
-// newStamp is a stamp of a time.
-func newStamp(at time.Time) []byte {
-	var b [16]byte
-	binary.BigEndian.PutUint64(b[:8], uint64(at.UnixMilli()))
-	binary.BigEndian.PutUint64(b[8:], rand.Uint64())
-	return append(b[2:8:8], b[10:]...)
 }
 
 // stampTime is the time in a stamp, zero when it is none.

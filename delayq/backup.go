@@ -1,8 +1,10 @@
 package delayq
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -18,12 +20,15 @@ const (
 // claimLimit bounds one call of the ledger by the poll loop, which waits for it.
 const claimLimit = 5 * time.Second
 
+// claiming bounds the claims of one round, all together: the poll loop waits for them.
+func (r *run) claiming() (context.Context, context.CancelFunc) {
+	return r.call(r.base, min(r.cfg.Lease/3, claimLimit), r.cfg.Margin/2)
+}
+
 // startAll starts leased tasks: with a ledger, those that it grants.
-func (s *source) startAll(leases []*Lease) {
+func (s *source) startAll(ctx context.Context, leases []*Lease) {
 	q, r := s.sh.q, s.run
 	if q.lq != nil && len(leases) > 0 {
-		ctx, cancel := r.call(r.base, min(r.cfg.Lease/3, claimLimit), r.cfg.Margin/2)
-		defer cancel()
 		granted, err := q.claim(ctx, r.ledgerClaim(leases[0].token), leases)
 		if err != nil {
 			s.unclaimed = leases
@@ -49,7 +54,7 @@ func (r *run) ledgerClaim(token string) LedgerClaim {
 // claimAgain repeats claims that the ledger has not answered, and returns the sources that have none left. A claim may have been
 // made although its answer was lost, so it is repeated, with its token, until there is too little left of the lease to be
 // worth it; then the lease runs out.
-func (r *run) claimAgain(chosen []*source) (free []*source, err error) {
+func (r *run) claimAgain(ctx context.Context, chosen []*source) (free []*source, err error) {
 	for _, s := range chosen {
 		if len(s.unclaimed) == 0 {
 			free = append(free, s)
@@ -62,7 +67,7 @@ func (r *run) claimAgain(chosen []*source) (free []*source, err error) {
 			free = append(free, s)
 			continue
 		}
-		s.startAll(s.unclaimed)
+		s.startAll(ctx, s.unclaimed)
 		if len(s.unclaimed) > 0 {
 			err = errUnclaimed
 		} else {
@@ -71,6 +76,21 @@ func (r *run) claimAgain(chosen []*source) (free []*source, err error) {
 		}
 	}
 	return free, err
+}
+
+// letGo claims for the last time what has had no answer, at the end of a run: what is granted then goes back uncharged, instead of
+// being locked until its lease ends.
+func (r *run) letGo() {
+	r.mu.Lock()
+	r.stopping = ErrStopping
+	r.mu.Unlock()
+	ctx, cancel := r.call(r.base, time.Second, r.cfg.Margin/2)
+	defer cancel()
+	for _, s := range r.sources {
+		if len(s.unclaimed) > 0 {
+			s.startAll(ctx, s.unclaimed)
+		}
+	}
 }
 
 var errUnclaimed = errors.New("delayq: the ledger does not answer")
@@ -108,17 +128,28 @@ func (b *backup) dueAt() time.Time {
 	return b.at
 }
 
-func (r *run) backupDue(now time.Time) *backup {
-	for _, b := range r.backups {
-		if !b.dueAt().After(now) {
-			return b
-		}
-	}
-	return nil
+// behind reports whether Redis answers and has more that is due: then it is a matter of time, not of the ledger.
+func (b *backup) behind() bool {
+	_, down := b.redisDown()
+	return !down && slices.ContainsFunc(b.sources, func(s *source) bool { return s.more })
 }
 
-// fallBack leases from the ledger, once.
+// backupDue is the backup whose look is due longest.
+func (r *run) backupDue(now time.Time) (due *backup) {
+	for _, b := range r.backups {
+		if at := b.dueAt(); !at.After(now) && (due == nil || at.Before(due.dueAt())) {
+			due = b
+		}
+	}
+	return due
+}
+
+// fallBack leases from the ledger, once, an even share of what is free.
 func (r *run) fallBack(b *backup, free int) error {
+	if b.behind() {
+		b.at = time.Now().Add(ledgerLook)
+		return nil
+	}
 	ctx, cancel := r.call(r.base, min(r.cfg.Lease/3, claimLimit), r.cfg.Margin)
 	defer cancel()
 	_, down := b.redisDown()
@@ -130,7 +161,7 @@ func (r *run) fallBack(b *backup, free int) error {
 	if !down {
 		c.Overdue = lateAfter
 	}
-	most := min(free, maxBatch)
+	most := min((free+len(r.backups)-1)/len(r.backups), maxBatch)
 	leases, err := b.q.leaseBooked(ctx, c, most)
 	now := time.Now()
 	if err != nil {
@@ -145,9 +176,9 @@ func (r *run) fallBack(b *backup, free int) error {
 	b.at = now.Add(ledgerLook/2 + rand.N(ledgerLook))
 	if down {
 		b.at = now.Add(r.cfg.MaxPoll)
-	}
-	if len(leases) == most {
-		b.at = now
+		if len(leases) == most {
+			b.at = now
+		}
 	}
 	r.mu.Lock()
 	r.stats.FromLedger += int64(len(leases))

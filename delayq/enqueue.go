@@ -2,6 +2,7 @@ package delayq
 
 import (
 	"context"
+	"errors"
 	"sync"
 )
 
@@ -29,7 +30,8 @@ func (q *Queue) Enqueue(ctx context.Context, t Task, opts ...Option) (Result, er
 	if err != nil {
 		return Result{ID: t.ID, Err: err}, err
 	}
-	res := q.shard(t.ID).commit(ctx, e)
+	sh := q.shard(t.ID)
+	res := sh.patiently(ctx, e, sh.commit(ctx, e))
 	return res, res.Err
 }
 
@@ -64,7 +66,7 @@ func (q *Queue) EnqueueMany(ctx context.Context, tasks []Task, opts ...Option) (
 				n := fit(entries)
 				some, tell := q.shards[s].enqueueing(ctx, entries[:n])
 				for i, r := range some {
-					results[at[entries[i]]] = r
+					results[at[entries[i]]] = q.shards[s].patiently(ctx, entries[i], r)
 				}
 				entries = entries[n:]
 				telling.Wait()
@@ -106,6 +108,15 @@ func fit(entries []*entry) int {
 		seen[e.task.ID] = struct{}{}
 	}
 	return len(entries)
+}
+
+// patiently goes on with an enqueue whose id another transaction is about to insert: alone, so that nobody else waits for that, and
+// until it has ended.
+func (sh *shard) patiently(ctx context.Context, e *entry, res Result) Result {
+	for errors.Is(res.Err, ErrBusy) && ctx.Err() == nil {
+		res = sh.enqueue(ctx, []*entry{e})[0] // it waits in the database
+	}
+	return res
 }
 
 // enqueue sends one call's worth of entries.

@@ -54,6 +54,7 @@ func decode(blob []byte, t *Task) error {
 	if len(blob) < 1+stampSize || blob[0] != envelopeVersion {
 		return errEnvelope
 	}
+	t.stamp = blob[1 : 1+stampSize : 1+stampSize]
 	var eight [8]byte
 	copy(eight[2:], blob[1:7])
 	t.EnqueuedAt = time.UnixMilli(int64(binary.BigEndian.Uint64(eight[:])))

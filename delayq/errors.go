@@ -38,6 +38,8 @@ var (
 	ErrNoLedger = errors.New("the queue has no ledger")
 	// ErrLedger: the queue is kept by a ledger, and Config.Ledger is not set.
 	ErrLedger = errors.New("queue is kept by a ledger")
+	// ErrBusy: another transaction is at the task, in a ledger. Try again when it has ended.
+	ErrBusy = errors.New("another transaction is at the task")
 	// ErrSchema: the queue's data has another schema version than this package.
 	ErrSchema = errors.New("wrong schema version")
 	// ErrEviction: Redis may evict the queue's keys; set maxmemory-policy to noeviction, or at least to a volatile one.

@@ -36,7 +36,7 @@ type Tx interface {
 type LedgerQueue interface {
 	// Insert adds tasks. A known id is left alone, but for two cases: a cancelled one starts afresh as if new, unless it is
 	// this very enqueue (equal Stamp), and with replace one that waits gets the new payload and due time and starts its
-	// attempts afresh.
+	// attempts afresh. Without tx, an id that another transaction is about to insert has no Row in its answer.
 	Insert(ctx context.Context, tx Tx, tasks []LedgerTask, replace bool) ([]LedgerChange, error)
 	// Cancel ends tasks that wait, and running ones whose lease has run out; a running one is asked to stop.
 	Cancel(ctx context.Context, tx Tx, ids []string) ([]LedgerChange, error)
@@ -50,7 +50,8 @@ type LedgerQueue interface {
 	// Claim makes tasks that Redis leased run under the call's token, if they still are as they were leased (the revision)
 	// and nobody else runs them; it answers its own repeat. A takeover of a task whose lease ran out counts it as lost and
 	// may end it instead: as cancelled, or as dead. The answer has only rows that are now the token's or were so ended, in any
-	// order, and of them ID, Status, Rev, Token and the counts.
+	// order, and of them ID, Status, Rev, Token and the counts. A row that another transaction has locked for longer than a
+	// moment is left out.
 	Claim(ctx context.Context, c LedgerClaim, want []LedgerWant) ([]LedgerRow, error)
 	// Lease claims due tasks straight from the ledger, most overdue first, at most max, with Payload; it leaves out what others
 	// are at. Its repeat answers what the token already holds. Rows that a takeover ended are among the answer.
@@ -58,7 +59,8 @@ type LedgerQueue interface {
 	// Heartbeat renews the leases of running tasks.
 	Heartbeat(ctx context.Context, lease time.Duration, held []LedgerHeld) ([]LedgerBeat, error)
 	// Finish ends leases: one change for each, not Applied when the lease is not the caller's (any more). Of tasks that succeed the
-	// row has ID, Status, Rev and Token.
+	// row has ID, Status, Rev and Token. Without tx, a row that another transaction has locked for longer than a moment is not
+	// changed, and answered as it is: running, under the token.
 	Finish(ctx context.Context, tx Tx, ends []LedgerEnd) ([]LedgerChange, error)
 
 	// Rows reads rows as they are now, on the primary: whole, or else ID, Status, RunAt, Rev and LockedUntil alone, which is for those
@@ -179,6 +181,7 @@ const (
 	LedgerLost LedgerBeat = iota // the lease is not the caller's
 	LedgerRenewed
 	LedgerStop // renewed, and the task was cancelled
+	LedgerBusy // no answer: another transaction has the row locked
 )
 
 // LedgerVerb is how a lease ends.

@@ -161,7 +161,10 @@ func (r *run) round(chosen []*source, free int) (stay bool, err error) {
 	if len(r.backups) > 0 {
 		most = min(most, hungRedis)
 	}
-	if chosen, err = r.claimAgain(chosen); len(chosen) == 0 {
+	claims, claimed := r.claiming()
+	chosen, err = r.claimAgain(claims, chosen)
+	claimed()
+	if len(chosen) == 0 {
 		return true, err
 	}
 	ctx, cancel := r.call(r.base, most, r.cfg.Margin)
@@ -188,6 +191,8 @@ func (r *run) round(chosen []*source, free int) (stay bool, err error) {
 	replies := r.pipelined(ctx, chosen, calls)
 	stay = true
 	answered := false
+	claims, claimed = r.claiming()
+	defer claimed()
 	for i, s := range chosen {
 		got, err1 := replies[i].leased, replies[i].err
 		if errors.Is(err1, errNoEpoch) || isNoScript(err1) {
@@ -204,7 +209,7 @@ func (r *run) round(chosen []*source, free int) (stay bool, err error) {
 		answered = true
 		s.answered(got, calls[i], sent)
 		stay = stay && got.stay
-		s.startAll(got.leases)
+		s.startAll(claims, got.leases)
 	}
 	if answered {
 		err = nil

@@ -21,13 +21,15 @@ type settler struct {
 type report struct {
 	task *running
 	settlement
+	since     time.Time
+	notBefore time.Time // of one that is tried again
 }
 
 func newSettler(s *source) *settler { return &settler{src: s, more: make(chan struct{}, 1)} }
 
 func (s *settler) push(t *running, what settlement) {
 	s.mu.Lock()
-	s.queue = append(s.queue, report{t, what})
+	s.queue = append(s.queue, report{task: t, settlement: what, since: time.Now()})
 	s.mu.Unlock()
 	signal(s.more)
 }
@@ -43,50 +45,56 @@ func (s *settler) close() {
 // loop reports until close, or until ctx ends.
 func (s *settler) loop(ctx context.Context) {
 	for {
-		batch, closed := s.take()
-		if len(batch) == 0 {
-			if closed {
-				return
-			}
-			select {
-			case <-s.more:
-			case <-ctx.Done():
-				s.giveUp()
-				return
-			}
+		batch, next, closed := s.take(time.Now())
+		if len(batch) > 0 {
+			s.report(ctx, batch)
 			continue
 		}
-		s.report(ctx, batch)
+		if closed && next.IsZero() {
+			return
+		}
+		var later <-chan time.Time
+		if !next.IsZero() {
+			later = time.After(time.Until(next))
+		}
+		select {
+		case <-s.more:
+		case <-later:
+		case <-ctx.Done():
+			s.giveUp()
+			return
+		}
 	}
 }
 
-// take cuts the next call off the queue: reports of one verb, bounded in number and bytes.
-func (s *settler) take() (batch []report, closed bool) {
+// take cuts the next call off the queue: reports of one verb, bounded in number and bytes. next is when one that waits may be tried
+// again, zero when none does.
+func (s *settler) take(now time.Time) (batch []report, next time.Time, closed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var rest []report
 	bytes := 0
-	for i, rep := range s.queue {
-		bytes += rep.cost()
-		if len(batch) == maxBatch || len(batch) > 0 && bytes > maxCallBytes {
-			rest = append(rest, s.queue[i:]...)
-			break
-		}
-		if len(batch) > 0 && rep.verb != batch[0].verb {
-			rest = append(rest, rep)
-			bytes -= rep.cost()
+	for _, rep := range s.queue {
+		switch {
+		case rep.notBefore.After(now):
+			if next.IsZero() || rep.notBefore.Before(next) {
+				next = rep.notBefore
+			}
+		case len(batch) == 0 || len(batch) < maxBatch && rep.verb == batch[0].verb && bytes+rep.cost() <= maxCallBytes:
+			bytes += rep.cost()
+			batch = append(batch, rep)
 			continue
 		}
-		batch = append(batch, rep)
+		rest = append(rest, rep)
 	}
 	s.queue = rest
 	// Leases of one call together: their token then travels once.
 	slices.SortStableFunc(batch, func(a, b report) int { return strings.Compare(a.lease.token, b.lease.token) })
-	return batch, s.closed
+	return batch, next, s.closed
 }
 
-// report sends one call and repeats it while Redis does not answer: an ack counts even after the lease's end, as long as
-// nobody else has the task.
+// report sends one call and repeats it while it is not answered: an ack counts even after the lease's end, as long as nobody
+// else has the task. What the ledger has locked is put back, so that the others do not wait for it.
 func (s *settler) report(ctx context.Context, batch []report) {
 	items := make([]settlement, len(batch))
 	for i, rep := range batch {
@@ -97,11 +105,11 @@ func (s *settler) report(ctx context.Context, batch []report) {
 		call, cancel := s.src.run.call(ctx, s.src.run.cfg.Lease/3, s.src.run.cfg.Margin/8)
 		errs := s.src.sh.settle(call, items)
 		cancel()
-		var lost *TaskError
-		unanswered := errors.As(errs[0], &lost) && !known(lost.Err)
-		if !unanswered || time.Now().After(until) || ctx.Err() != nil {
+		if !noAnswer(errs) || time.Now().After(until) || ctx.Err() != nil {
 			for i, rep := range batch {
-				s.src.run.settled(rep.task, items[i], errs[i])
+				if !s.putBack(ctx, rep, errs[i]) {
+					s.src.run.settled(rep.task, items[i], errs[i])
+				}
 			}
 			return
 		}
@@ -110,6 +118,24 @@ func (s *settler) report(ctx context.Context, batch []report) {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// noAnswer reports whether a call got no answer. One that did has answers for all, of which ErrBusy is one.
+func noAnswer(errs []error) bool {
+	var lost *TaskError
+	return errors.As(errs[0], &lost) && !known(lost.Err) && !errors.Is(lost.Err, ErrBusy)
+}
+
+// putBack keeps a report that must be tried again.
+func (s *settler) putBack(ctx context.Context, rep report, err error) bool {
+	if !errors.Is(err, ErrBusy) || ctx.Err() != nil || time.Since(rep.since) > 2*s.src.run.cfg.Lease {
+		return false
+	}
+	rep.notBefore = time.Now().Add(200 * time.Millisecond)
+	s.mu.Lock()
+	s.queue = append(s.queue, rep)
+	s.mu.Unlock()
+	return true
 }
 
 // known reports whether an error is an answer of Redis.

@@ -57,6 +57,7 @@ type Task struct {
 	EnqueuedAt time.Time `json:"enqueued_at,omitzero"`
 
 	token string // of the lease, for CompleteTx
+	stamp []byte // of the record, where it was read
 }
 
 // Conflict is what Enqueue does with an id that the queue knows.

@@ -176,6 +176,10 @@ func (q *Queue) book(ctx context.Context, tx Tx, entries []*entry) (results []Re
 			continue
 		}
 		c := &changes[i]
+		if c.Row == nil {
+			r.Err = &TaskError{"enqueue", q.name, r.ID, ErrBusy}
+			continue
+		}
 		r.Outcome = outcomeOf(c, tasks[i].Stamp)
 		switch {
 		case r.Outcome == 0:
@@ -319,17 +323,21 @@ type teller struct {
 	mu      sync.Mutex
 	sending bool
 	rows    []LedgerRow
+	bytes   int
 	counts  map[string]int64
 }
 
-// mostUntold bounds what waits for a Redis that is slow to answer; the rest is left to the reconciler.
-const mostUntold = 10_000
+// mostUntold bounds in bytes what waits for a Redis that is slow to answer; the rest is left to the reconciler.
+const mostUntold = 8 << 20
 
 func (t *teller) tell(ctx context.Context, q *Queue, rows []LedgerRow, counts map[string]int64) error {
 	t.mu.Lock()
 	if t.sending {
-		if len(t.rows) < mostUntold {
+		if t.bytes < mostUntold {
 			t.rows = append(t.rows, rows...)
+			for i := range rows {
+				t.bytes += len(rows[i].Payload) + 512
+			}
 			if t.counts == nil {
 				t.counts = map[string]int64{}
 			}
@@ -363,7 +371,7 @@ func (t *teller) next() (rows []LedgerRow, counts map[string]int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	rows, counts = t.rows, t.counts
-	t.rows, t.counts = nil, nil
+	t.rows, t.bytes, t.counts = nil, 0, nil
 	t.sending = len(rows) > 0
 	return rows, counts
 }

@@ -179,6 +179,7 @@ func (w *Worker) Run(ctx context.Context) (RunStats, error) {
 	}
 	var err error
 	r.stats.Stop, err = r.poll(ctx)
+	r.letGo()
 	r.drain(ctx)
 	for _, s := range r.sources {
 		s.settler.close()

@@ -51,7 +51,8 @@ if code > 0 and ARGV[2] == '1' then
   for _, k in ipairs({ 4, 5, 6, 7, 8, 10, 12 }) do redis.call('HSET', KEYS[k], '', '') end
   redis.call('HSET', KEYS[9], 'epoch', m[1], 'schema', m[2], 'shards', m[3], 'ret', m[4], 'maxp', m[5])
   if ARGV[8] ~= '' then redis.call('HSET', KEYS[9], 'mode', ARGV[8]) end
-  redis.call('HINCRBY', KEYS[9], 'c:created', 0)
+  -- What is there without its meta was made and counted before.
+  redis.call('HINCRBY', KEYS[9], ARGV[8] == '' and 'c:created' or 'e:shown', code == 2 and redis.call('HLEN', KEYS[4]) - 1 or 0)
   redis.call('HDEL', KEYS[9], '')
   redis.call('ZREM', KEYS[1], string.rep('-', 257)) -- longer than an id can be
   redis.call('ZREMRANGEBYRANK', KEYS[1], 1, 0)

@@ -2,6 +2,8 @@ package reconciler
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"github.com/delayq/toolkit/delayq"
@@ -79,15 +81,25 @@ func (r *Reconciler) repair(ctx context.Context, s *state, wants []delayq.Ledger
 	return r.show(ctx, s, ids)
 }
 
-// show brings rows to Redis as they are now.
+// mostBytes bounds the payloads that are read at once.
+const mostBytes = 8 << 20
+
+// show brings rows to Redis as they are now. A Redis that is full gets what fits, and the pass goes on: it is the drops of its last
+// phase that make room.
 func (r *Reconciler) show(ctx context.Context, s *state, ids []string) error {
-	rows, err := r.lq.Rows(ctx, ids, true)
-	if err != nil {
-		return err
+	ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return len(id) > longestID })
+	for ids := range slices.Chunk(ids, max(mostBytes/max(r.q.MaxPayload(), 1), 1)) {
+		rows, err := r.lq.Rows(ctx, ids, true)
+		if err != nil {
+			return err
+		}
+		shown, err := r.m.Show(ctx, rows, delayq.Showing{Now: time.Now()})
+		s.Counts.Repaired += int64(shown.Put + shown.Dropped)
+		if err != nil && !errors.Is(err, delayq.ErrFull) {
+			return err
+		}
 	}
-	shown, err := r.m.Show(ctx, rows, delayq.Showing{Now: time.Now()})
-	s.Counts.Repaired += int64(shown.Put + shown.Dropped)
-	return err
+	return nil
 }
 
 // redisPage checks the next entries of Redis against the ledger. Redis first is the order that needs no grace: an entry is made
@@ -115,16 +127,23 @@ func (r *Reconciler) redisPage(ctx context.Context, s *state) error {
 	return nil
 }
 
+// longestID is the longest that a task can have; somebody may have planted another in Redis.
+const longestID = 256
+
 func (r *Reconciler) entries(ctx context.Context, s *state, page []delayq.LedgerWant) error {
 	ids := make([]string, 0, len(page))
 	seen := make(map[string]int64, len(page))
 	for _, e := range page { // a scan may give one twice
-		if _, twice := seen[e.ID]; !twice {
+		if _, twice := seen[e.ID]; !twice && len(e.ID) <= longestID {
 			ids = append(ids, e.ID)
 		}
-		seen[e.ID] = e.Rev
+		seen[e.ID] = e.Rev // one that is longer stays, and is unknown
 	}
-	rows, err := r.lq.Rows(ctx, ids, false)
+	var rows []delayq.LedgerRow
+	var err error
+	if len(ids) > 0 {
+		rows, err = r.lq.Rows(ctx, ids, false)
+	}
 	if err != nil {
 		return err
 	}

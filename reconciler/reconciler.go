@@ -167,9 +167,7 @@ func (r *Reconciler) work(ctx context.Context, whole bool, until time.Time) (Rep
 		s.LastFull = time.Now()
 		s.LastCounts = s.Counts
 	}
-	if err == nil {
-		err = r.retain(ctx, &s, until)
-	}
+	err = errors.Join(err, r.retain(ctx, &s, until)) // also when Redis is away
 	saving, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	err = errors.Join(err, r.save(saving, &s))
@@ -210,8 +208,12 @@ func (r *Reconciler) begin(ctx context.Context, s *state, whole bool) (Counts, e
 	if err != nil {
 		return Counts{}, err
 	}
+	rows := counts.Open - counts.Later
+	if counts.Open == mostEstimated { // or more: then Redis' numbers are the better estimate
+		rows = max(rows, entries)
+	}
 	*s = state{
-		Phase: phaseStrays, Total: counts.Open - counts.Later + entries, Epochs: epochs, Began: time.Now(),
+		Phase: phaseStrays, Total: rows + entries, Epochs: epochs, Began: time.Now(),
 		LastFull: s.LastFull, LastCounts: s.LastCounts, LastStrays: s.LastStrays,
 	}
 	if agree && !whole && time.Since(s.LastStrays) < r.cfg.StraysEvery {
@@ -220,8 +222,8 @@ func (r *Reconciler) begin(ctx context.Context, s *state, whole bool) (Counts, e
 	return Counts{}, nil
 }
 
-// mostEstimated bounds the count that progress and coverage are measured against.
-const mostEstimated = 2_000_000
+// mostEstimated bounds the count that progress and coverage are measured against: it comes before the first page.
+const mostEstimated = 100_000
 
 func (r *Reconciler) step(ctx context.Context, s *state) error {
 	switch s.Phase {
@@ -259,6 +261,12 @@ func (r *Reconciler) retain(ctx context.Context, s *state, until time.Time) erro
 	budget := time.Minute
 	if !until.IsZero() {
 		budget = max(time.Until(until), time.Second)
+	}
+	if end, ok := ctx.Deadline(); ok {
+		budget = min(budget, time.Until(end)-time.Second)
+	}
+	if budget <= 0 {
+		return nil
 	}
 	r.progress("retention", s)
 	n, _, err := r.lq.Retain(ctx, budget)

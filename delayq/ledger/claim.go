@@ -146,10 +146,12 @@ func (q *queue) heartbeat(ctx context.Context, lease time.Duration, held []delay
 	if err != nil {
 		return nil, err
 	}
+	answered := make(map[int]bool, len(held))
 	_, err = fetch(ctx, q, q.l.db, true, heartbeatSQL, []any{q.id, b.ids, tokens, d}, func(rows pgx.Rows) (struct{}, error) {
 		var id []byte
 		var stop bool
 		err := rows.Scan(&id, &stop)
+		answered[b.at[string(id)]] = true
 		if beat := &beats[b.at[string(id)]]; stop {
 			*beat = delayq.LedgerStop
 		} else {
@@ -160,7 +162,18 @@ func (q *queue) heartbeat(ctx context.Context, lease time.Duration, held []delay
 	if err != nil {
 		return nil, err
 	}
-	return beats, nil
+	if len(answered) == len(held) {
+		return beats, nil
+	}
+	// Lost, or left out since another transaction has the row locked.
+	rest := b.left(func(i int) bool { return answered[i] })
+	rows, err := fetch(ctx, q, q.l.db, true, rowsSQL, []any{q.id, rest.ids, false}, scanRow)
+	for _, row := range rows {
+		if i := b.at[row.ID]; row.Status == delayq.LedgerRunning && row.Token == held[i].Token {
+			beats[i] = delayq.LedgerBusy
+		}
+	}
+	return beats, err
 }
 
 func tokensOf(b *batch, token func(i int) string) ([]string, error) {

@@ -17,7 +17,7 @@ const epochBit = 40
 // raised before the loss, if any, must be in what was restored.
 //
 // It stamps every task anew, in steps, also those that have ended, since Redis may have them at a lost revision. Workers may go on
-// meanwhile. After an error run it again. It returns how many tasks it stamped. The database user needs UPDATE on the sequence
+// meanwhile; transactions of producers that were open before it began should have ended, or run it again, as after an error. It returns how many tasks it stamped. The database user needs UPDATE on the sequence
 // delayq.rev.
 func (l *Ledger) RaiseEpoch(ctx context.Context, above int64) (stamped int64, err error) {
 	var first int64
@@ -26,6 +26,18 @@ SELECT setval('delayq.rev', ((greatest(last_value, $1::bigint) >> $2::int) + 1) 
 	if err != nil {
 		return 0, wrap("raise epoch of", "all queues", err)
 	}
+	// Until there was nothing to stamp: a transaction that was open may have committed a revision from before behind the scan.
+	for {
+		n, err := l.stamp(ctx, first)
+		stamped += n
+		if err != nil || n == 0 {
+			return stamped, wrap("raise epoch of", "all queues", err)
+		}
+	}
+}
+
+// stamp goes once over all tasks.
+func (l *Ledger) stamp(ctx context.Context, first int64) (stamped int64, err error) {
 	queue, id := int32(0), []byte{}
 	for {
 		var n int64
@@ -40,7 +52,7 @@ SELECT setval('delayq.rev', ((greatest(last_value, $1::bigint) >> $2::int) + 1) 
 		case errors.Is(err, pgx.ErrNoRows):
 			return stamped, nil
 		case err != nil:
-			return stamped, wrap("raise epoch of", "all queues", err)
+			return stamped, err
 		}
 		stamped += n
 	}

@@ -29,6 +29,12 @@ func again(err error) bool {
 	return errors.As(err, &pg) && (pg.Code == "40001" || pg.Code == "40P01") // serialization failure, deadlock
 }
 
+// isLocked reports whether a statement gave up waiting for a row that another transaction has locked.
+func isLocked(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "55P03"
+}
+
 // clean makes text of a handler fit for a text column: valid UTF-8 without NUL, at most 1 KiB.
 func clean(s string) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")

@@ -83,6 +83,9 @@ func (q *queue) insert(ctx context.Context, tx delayq.Tx, tasks []delayq.LedgerT
 	// A row that is in the way of the insert may be gone when it is read, by retention.
 	for try := 0; try < tries && len(b.ids) > 0; try++ {
 		made, err := fetch(ctx, q, db, own, insertSQL, args(b), scanInserted)
+		if own && isLocked(err) {
+			made, b, err = q.insertEach(ctx, db, b, args)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -102,6 +105,29 @@ func (q *queue) insert(ctx context.Context, tx delayq.Tx, tasks []delayq.LedgerT
 		return nil, fmt.Errorf("%d rows vanished again and again", len(b.ids))
 	}
 	return changes, nil
+}
+
+// insertEach inserts a batch one by one, since another transaction is about to insert one of the ids; which, shows when it is waited for.
+// It returns the batch without those.
+func (q *queue) insertEach(ctx context.Context, db querier, b *batch, args func(*batch) []any) (made []*delayq.LedgerRow, rest *batch, err error) {
+	waiting := map[int]bool{}
+	for place, i := range b.order {
+		if len(b.order) == 1 {
+			waiting[i] = true // it has been waited for
+			break
+		}
+		one := &batch{ids: b.ids[place : place+1], order: b.order[place : place+1], at: b.at}
+		row, err := fetchOnce(ctx, db, insertSQL, brief, args(one), scanInserted)
+		switch {
+		case isLocked(err):
+			waiting[i] = true
+		case err != nil:
+			return nil, nil, err
+		default:
+			made = append(made, row...)
+		}
+	}
+	return made, b.left(func(i int) bool { return waiting[i] }), nil
 }
 
 // insertKnown goes on with tasks whose ids are known.

@@ -45,7 +45,12 @@ func Once(ctx context.Context, tx pgx.Tx, key string, keep ...time.Duration) (fi
 		err = &delayq.InputError{Field: "keep", Limit: "one time of 1 s to 10 years", Got: fmt.Sprint(keep)}
 	default:
 		hash := sha256.Sum256([]byte(key))
-		err = tx.QueryRow(ctx, onceSQL, hash[:], []byte(key), d.Microseconds()).Scan(&first)
+		for there := false; err == nil && !first && !there; {
+			err = tx.QueryRow(ctx, onceSQL, hash[:], []byte(key), d.Microseconds()).Scan(&first)
+			if err == nil && !first { // not by a marker that retention deleted just now
+				err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM delayq.once WHERE hash = $1::bytea)`, hash[:]).Scan(&there)
+			}
+		}
 	}
 	if err != nil {
 		return false, fmt.Errorf("delayq: once: %w", err)

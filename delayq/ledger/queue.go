@@ -55,8 +55,16 @@ func fetch[T any](ctx context.Context, q *queue, db querier, own bool, sql strin
 	if !keptPlan[sql] {
 		args = q.l.args(args...)
 	}
+	how := patient
+	if own && hasty[sql] {
+		how = hurried
+	}
 	for try := 1; ; try++ {
-		got, err := fetchOnce(ctx, db, sql, args, scan)
+		got, err := fetchOnce(ctx, db, sql, how, args, scan)
+		if how == hurried && isLocked(err) && sql != insertSQL {
+			how = skipping
+			continue
+		}
 		if err == nil || !own || !again(err) || try == 5 {
 			return got, err
 		}
@@ -68,16 +76,50 @@ func fetch[T any](ctx context.Context, q *queue, db querier, own bool, sql strin
 	}
 }
 
-func fetchOnce[T any](ctx context.Context, db querier, sql string, args []any, scan func(pgx.Rows) (T, error)) ([]T, error) {
+// A manner is what a statement made by batchOf does about rows that other transactions have locked. Those of the application stay open
+// for as long as it likes, with a task cancelled or completed in them, and must not hold up all the others of a batch.
+type manner int
+
+const (
+	patient  manner = iota // waits: in the caller's own transaction
+	hurried                // waits a moment, then fails as a whole
+	skipping               // leaves them out, which costs a lock a row and is for when hurried has failed
+	brief                  // as hurried, for one row after the other
+)
+
+// hasty are the statements that all tasks of a worker share, or all who enqueue at the same time.
+var hasty = map[string]bool{insertSQL: true, claimSQL: true, heartbeatSQL: true, succeedSQL: true, finishSQL: true}
+
+const (
+	batchLimit = `LIMIT (SELECT 500)`
+	batchEnd   = batchLimit + `) u`
+)
+
+// in is a statement in a manner. The setting lasts as long as the statement's own transaction, and the limit is evaluated first.
+func (m manner) in(sql string) string {
+	switch m {
+	case hurried:
+		return strings.Replace(sql, batchLimit, `LIMIT (SELECT 500 FROM set_config('lock_timeout', '200ms', true))`, 1)
+	case brief:
+		return strings.Replace(sql, batchLimit, `LIMIT (SELECT 500 FROM set_config('lock_timeout', '10ms', true))`, 1)
+	case skipping:
+		return strings.Replace(sql, batchEnd, batchEnd+` CROSS JOIN LATERAL (
+	SELECT FROM delayq.task f WHERE f.queue = u.queue AND f.id = u.id FOR NO KEY UPDATE SKIP LOCKED) f`, 1)
+	default:
+		return sql
+	}
+}
+
+func fetchOnce[T any](ctx context.Context, db querier, sql string, how manner, args []any, scan func(pgx.Rows) (T, error)) ([]T, error) {
 	if sabotage != "" {
 		sql = seeded(sql)
 	}
-	rows, err := db.Query(ctx, sql, args...)
+	rows, err := db.Query(ctx, how.in(sql), args...)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var got []T
+	got := make([]T, 0, answers(args))
 	for rows.Next() {
 		v, err := scan(rows)
 		if err != nil {
@@ -86,6 +128,16 @@ func fetchOnce[T any](ctx context.Context, db querier, sql string, args []any, s
 		got = append(got, v)
 	}
 	return got, rows.Err()
+}
+
+// answers is how many rows a statement with these arguments has at most, as far as they say: one for each id.
+func answers(args []any) int {
+	for _, a := range args {
+		if ids, ok := a.([][]byte); ok {
+			return len(ids)
+		}
+	}
+	return 0
 }
 
 // batchOf is the table u of a batch in SQL, made of arrays: queue, id and further columns.
@@ -97,7 +149,7 @@ func batchOf(columns string, params ...string) string {
 	for i, p := range params {
 		params[i] = "(SELECT " + p + ")"
 	}
-	return "(SELECT $1::int AS queue, a.* FROM unnest(" + strings.Join(params, ", ") + ") AS a(" + columns + ") LIMIT (SELECT 500)) u"
+	return "(SELECT $1::int AS queue, a.* FROM unnest(" + strings.Join(params, ", ") + ") AS a(" + columns + ") " + batchEnd
 }
 
 // keptPlan has the statements that may keep a plan, prepared where the pool prepares. An insert reads no rows, so there is but one plan

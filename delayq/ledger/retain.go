@@ -62,7 +62,7 @@ func (q *queue) Retain(ctx context.Context, budget time.Duration) (deleted int64
 // kept, for at most budget, and says how many tasks and markers and whether that is all.
 func (l *Ledger) Retain(ctx context.Context, budget time.Duration) (deleted int64, all bool, err error) {
 	end := time.Now().Add(budget)
-	queues, err := fetchOnce(ctx, l.db, `SELECT id, name, retention_ms FROM delayq.queue ORDER BY id`, l.args(), func(rows pgx.Rows) (*queue, error) {
+	queues, err := fetchOnce(ctx, l.db, `SELECT id, name, retention_ms FROM delayq.queue ORDER BY id`, patient, l.args(), func(rows pgx.Rows) (*queue, error) {
 		q := &queue{l: l}
 		var retention int64
 		err := rows.Scan(&q.id, &q.name, &retention)
