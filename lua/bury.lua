@@ -25,6 +25,7 @@ Returns  {buried, i, code, ...} for the exceptions: 2 buried by an earlier send 
 --- @include "tombs"
 --- @include "end_cancelled"
 --- @include "settle"
+--- @include "trim"
 local n = tonumber(ARGV[2])
 local bad = bad_batch(n, #ARGV, 4 + 3 * n)
 if bad then return bad end
@@ -71,16 +72,7 @@ if #ids > 0 then
   redis.call('ZREM', KEYS[2], unpack(ids))
   redis.call('HINCRBY', KEYS[9], 'c:buried', #ids)
   for reason, k in pairs(reasons) do redis.call('HINCRBY', KEYS[9], 'f:' .. reason, k) end
-  local excess = math.min(redis.call('ZCARD', KEYS[3]) - 1 - tonumber(ARGV[3]), 2 * n)
-  if excess > 0 then
-    local old = redis.call('ZRANGE', KEYS[3], 0, excess - 1)
-    redis.call('HDEL', KEYS[4], unpack(old))
-    redis.call('HDEL', KEYS[5], unpack(old))
-    redis.call('HDEL', KEYS[8], unpack(old))
-    redis.call('HDEL', KEYS[12], unpack(old))
-    redis.call('ZREM', KEYS[3], unpack(old))
-    redis.call('HINCRBY', KEYS[9], 'c:trimmed', #old)
-  end
+  trim(KEYS[3], KEYS[4], KEYS[5], KEYS[8], KEYS[12], KEYS[9], tonumber(ARGV[3]), 2 * n)
 end
 if #stopped > 0 then end_cancelled(stopped, done, KEYS[2], KEYS[4], KEYS[5], KEYS[8], KEYS[9]) end
 if stale > 0 then redis.call('HINCRBY', KEYS[9], 'c:stale', stale) end

@@ -23,6 +23,7 @@ Returns  {quarantined, i, code, ...} for the exceptions: 2 there already (REPEAT
 --- @include "now"
 --- @include "batch"
 --- @include "entry"
+--- @include "trim"
 local n = tonumber(ARGV[2])
 local bad = bad_batch(n, #ARGV, 4 + 3 * n)
 if bad then return bad end
@@ -84,16 +85,7 @@ if #ids > 0 then
   if #from_pending > 0 then redis.call('ZREM', KEYS[1], unpack(from_pending)) end
   if #from_processing > 0 then redis.call('ZREM', KEYS[2], unpack(from_processing)) end
   redis.call('HINCRBY', KEYS[9], 'c:quarantined', #ids)
-  local excess = math.min(redis.call('ZCARD', KEYS[3]) - 1 - tonumber(ARGV[3]), 2 * n)
-  if excess > 0 then
-    local old = redis.call('ZRANGE', KEYS[3], 0, excess - 1)
-    redis.call('HDEL', KEYS[4], unpack(old))
-    redis.call('HDEL', KEYS[5], unpack(old))
-    redis.call('HDEL', KEYS[8], unpack(old))
-    redis.call('HDEL', KEYS[12], unpack(old))
-    redis.call('ZREM', KEYS[3], unpack(old))
-    redis.call('HINCRBY', KEYS[9], 'c:trimmed', #old)
-  end
+  trim(KEYS[3], KEYS[4], KEYS[5], KEYS[8], KEYS[12], KEYS[9], tonumber(ARGV[3]), 2 * n)
 end
 if #lost > 0 then
   redis.call('ZREM', KEYS[1], unpack(lost))
