@@ -60,9 +60,8 @@ func (q *Queue) claim(ctx context.Context, c LedgerClaim, leases []*Lease) ([]*L
 	wrong := refused[:0]
 	for _, l := range refused {
 		if row := now[l.ID]; row != nil && row.Status == LedgerRunning && row.Token == l.token {
-			l.fill(row) // an earlier send of this claim was still under way
-			l.Deadline = sent.Add(c.Lease)
-			granted = append(granted, l)
+			l.fill(row)                  // an earlier send of this claim was still under way
+			granted = append(granted, l) // until its lease in Redis ends, which is older
 		} else {
 			wrong = append(wrong, l)
 		}
@@ -152,14 +151,15 @@ func (q *Queue) putRight(ctx context.Context, refused []*Lease, byID map[string]
 			unknown = append(unknown, Suspect{ID: l.ID, Rev: l.rev, Token: l.token})
 		case !row.Status.Open() || row.Rev != l.rev:
 			show = append(show, *row)
-		case row.Status == LedgerRunning:
-			back[l.shard] = append(back[l.shard], settlement{lease: l, verb: verbRelease, at: row.LockedUntil})
 		default:
-			soon := time.Now().Add(lockedFor)
-			if row.RunAt.After(soon) {
-				soon = row.RunAt
+			at, soon := row.RunAt, time.Now().Add(lockedFor)
+			if row.Status == LedgerRunning {
+				at = row.LockedUntil
 			}
-			back[l.shard] = append(back[l.shard], settlement{lease: l, verb: verbRelease, at: soon})
+			if at.Before(soon) { // else it is due at once, and refused again
+				at = soon
+			}
+			back[l.shard] = append(back[l.shard], settlement{lease: l, verb: verbRelease, at: at})
 		}
 	}
 	var errs []error

@@ -31,7 +31,11 @@ func (q *Queue) Enqueue(ctx context.Context, t Task, opts ...Option) (Result, er
 		return Result{ID: t.ID, Err: err}, err
 	}
 	sh := q.shard(t.ID)
-	res := sh.patiently(ctx, e, sh.commit(ctx, e))
+	res := Result{ID: t.ID, Err: ErrBusy}
+	if !sh.patience.has(t.ID) {
+		res = sh.commit(ctx, e)
+	}
+	res = sh.patiently(ctx, e, res)
 	return res, res.Err
 }
 
@@ -62,15 +66,21 @@ func (q *Queue) EnqueueMany(ctx context.Context, tasks []Task, opts ...Option) (
 		wg.Go(func() {
 			var telling sync.WaitGroup // Redis is told of a call's tasks while the ledger takes the next
 			defer telling.Wait()
+			var busy []*entry
 			for len(entries) > 0 {
 				n := fit(entries)
 				some, tell := q.shards[s].enqueueing(ctx, entries[:n])
 				for i, r := range some {
-					results[at[entries[i]]] = q.shards[s].patiently(ctx, entries[i], r)
+					if results[at[entries[i]]] = r; errors.Is(r.Err, ErrBusy) {
+						busy = append(busy, entries[i])
+					}
 				}
 				entries = entries[n:]
 				telling.Wait()
 				telling.Go(tell)
+			}
+			for _, e := range busy {
+				results[at[e]] = q.shards[s].patiently(ctx, e, results[at[e]])
 			}
 		})
 	}
@@ -108,15 +118,6 @@ func fit(entries []*entry) int {
 		seen[e.task.ID] = struct{}{}
 	}
 	return len(entries)
-}
-
-// patiently goes on with an enqueue whose id another transaction is about to insert: alone, so that nobody else waits for that, and
-// until it has ended.
-func (sh *shard) patiently(ctx context.Context, e *entry, res Result) Result {
-	for errors.Is(res.Err, ErrBusy) && ctx.Err() == nil {
-		res = sh.enqueue(ctx, []*entry{e})[0] // it waits in the database
-	}
-	return res
 }
 
 // enqueue sends one call's worth of entries.

@@ -38,7 +38,8 @@ var (
 	ErrNoLedger = errors.New("the queue has no ledger")
 	// ErrLedger: the queue is kept by a ledger, and Config.Ledger is not set.
 	ErrLedger = errors.New("queue is kept by a ledger")
-	// ErrBusy: another transaction is at the task, in a ledger. Try again when it has ended.
+	// ErrBusy: another transaction has the task locked, in a ledger. Calls that end or extend leases answer it within a moment; try
+	// again. Enqueue waits instead.
 	ErrBusy = errors.New("another transaction is at the task")
 	// ErrSchema: the queue's data has another schema version than this package.
 	ErrSchema = errors.New("wrong schema version")

@@ -58,6 +58,14 @@ func (sh *shard) commit(ctx context.Context, e *entry) Result {
 // before it, who have all been asked to lead, takes it along.
 func (c *committer) lead(sh *shard, leader *waiter) {
 	c.mu.Lock()
+	c.queue = slices.DeleteFunc(c.queue, func(w *waiter) bool {
+		busy := sh.patience.has(w.entry.task.ID)
+		if busy {
+			w.res = Result{ID: w.entry.task.ID, Err: ErrBusy}
+			w.wake <- false
+		}
+		return busy
+	})
 	entries := make([]*entry, min(len(c.queue), maxBatch))
 	for i := range entries {
 		entries[i] = c.queue[i].entry

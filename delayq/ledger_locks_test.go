@@ -2,6 +2,7 @@ package delayq_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -179,4 +180,97 @@ func TestABacklogIsLeftToRedis(t *testing.T) {
 	if stats := stop(); stats.FromLedger != 0 || stats.Refused != 0 {
 		t.Errorf("%+v", stats)
 	}
+}
+
+// Many who wait for one id leave the database to the others.
+func TestManyWaitersLeaveThePoolAlone(t *testing.T) {
+	b := newShared(t)
+	ctx := t.Context()
+	tx, err := b.pool.Begin(ctx)
+	b.ok(err)
+	_, err = b.q.EnqueueTx(ctx, tx, task("x"))
+	b.ok(err)
+	var waiters sync.WaitGroup
+	var made atomic.Int64
+	for range 200 {
+		waiters.Go(func() {
+			res, err := b.q.Enqueue(ctx, task("x"))
+			b.ok(err)
+			if res.Outcome == delayq.Created {
+				made.Add(1)
+			}
+		})
+	}
+	time.Sleep(300 * time.Millisecond)
+	within, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for i := range 10 {
+		_, err := b.q.Enqueue(within, task(fmt.Sprint("other", i)))
+		b.ok(err)
+	}
+	b.ok(tx.Rollback(ctx))
+	waiters.Wait()
+	if made.Load() != 1 {
+		t.Errorf("%d were created", made.Load())
+	}
+}
+
+// One whose row is locked is told so within a moment, and what has no lease any more is not given out at once again.
+func TestALockedRowIsNoHotLoop(t *testing.T) {
+	b := newShared(t)
+	ctx := t.Context()
+	b.enqueue(2, "t")
+	leases, err := b.q.Lease(ctx, delayq.LeaseOptions{Max: 2, Lease: time.Second, Consumer: "c"})
+	b.ok(err)
+	tx, err := b.pool.Begin(ctx)
+	b.ok(err)
+	defer tx.Rollback(ctx) //nolint:errcheck // nothing was changed
+	_, err = tx.Exec(ctx, "select from delayq.task where id = 't0' for update")
+	b.ok(err)
+	within, cancel := context.WithTimeout(ctx, 660*time.Millisecond) // a third of a short lease
+	defer cancel()
+	for _, l := range leases {
+		if l.ID == "t0" {
+			if err := b.q.Ack(within, l); !errors.Is(err, delayq.ErrBusy) {
+				t.Error("ack:", err)
+			}
+		}
+	}
+	time.Sleep(1100 * time.Millisecond) // both leases have run out
+
+	for until := time.Now().Add(3 * time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+		got, err := b.q.Lease(ctx, delayq.LeaseOptions{Max: 1, Lease: time.Minute, Consumer: "c"})
+		b.ok(err)
+		if len(got) == 1 && got[0].ID == "t1" {
+			b.ok(b.q.Ack(ctx, got...))
+		}
+
+	}
+	stats, err := b.q.Stats(ctx)
+	b.ok(err)
+	if stats.Leased > 10 {
+		t.Errorf("leased %d times in Redis", stats.Leased)
+	}
+}
+
+// What of a call is in the ledger is in Redis too, while another of its tasks waits.
+func TestOneThatWaitsKeepsNoneFromRedis(t *testing.T) {
+	b := newShared(t)
+	ctx := t.Context()
+	tx, err := b.pool.Begin(ctx)
+	b.ok(err)
+	_, err = b.q.EnqueueTx(ctx, tx, task("x"))
+	b.ok(err)
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.q.EnqueueMany(ctx, []delayq.Task{task("x"), task("y"), task("z")})
+		done <- err
+	}()
+	b.until("the others are in Redis", 5*time.Second, func() bool {
+		stats, err := b.q.Stats(context.Background())
+		b.ok(err)
+		return stats.Shards[0].Tasks == 2
+	})
+	b.ok(tx.Rollback(ctx))
+	b.ok(<-done)
 }

@@ -41,6 +41,8 @@ type shard struct {
 	index int
 	keys  []string
 	group committer
+
+	patience patience
 }
 
 // turn hands out starting points, so that shards are served fairly.

@@ -43,7 +43,8 @@ func (v settleVerb) String() string {
 	return [...]string{"ack", "retry", "release", "bury", "bury"}[v]
 }
 
-// Ack ends tasks as succeeded. An error is per task, in a BatchError if there is more than one: ErrLeaseLost, ErrNotFound.
+// Ack ends tasks as succeeded. An error is per task, in a BatchError if there is more than one: ErrLeaseLost, ErrNotFound;
+// with a ledger also ErrBusy: another transaction has the task locked, so try again.
 func (q *Queue) Ack(ctx context.Context, leases ...*Lease) error {
 	return q.settleAll(ctx, verbAck, leases, settlement{})
 }

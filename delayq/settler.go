@@ -96,21 +96,26 @@ func (s *settler) take(now time.Time) (batch []report, next time.Time, closed bo
 // report sends one call and repeats it while it is not answered: an ack counts even after the lease's end, as long as nobody
 // else has the task. What the ledger has locked is put back, so that the others do not wait for it.
 func (s *settler) report(ctx context.Context, batch []report) {
-	items := make([]settlement, len(batch))
-	for i, rep := range batch {
-		items[i] = rep.settlement
-	}
 	until := time.Now().Add(2 * s.src.run.cfg.Lease)
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
+		items := make([]settlement, len(batch))
+		for i, rep := range batch {
+			items[i] = rep.settlement
+		}
 		call, cancel := s.src.run.call(ctx, s.src.run.cfg.Lease/3, s.src.run.cfg.Margin/8)
 		errs := s.src.sh.settle(call, items)
 		cancel()
-		if !noAnswer(errs) || time.Now().After(until) || ctx.Err() != nil {
-			for i, rep := range batch {
-				if !s.putBack(ctx, rep, errs[i]) {
-					s.src.run.settled(rep.task, items[i], errs[i])
-				}
+		last := time.Now().After(until) || ctx.Err() != nil
+		var left []report
+		for i, rep := range batch {
+			switch {
+			case noAnswer(errs[i]) && !last:
+				left = append(left, rep)
+			case !s.putBack(ctx, rep, errs[i]):
+				s.src.run.settled(rep.task, items[i], errs[i])
 			}
+		}
+		if batch = left; len(batch) == 0 {
 			return
 		}
 		select {
@@ -120,10 +125,10 @@ func (s *settler) report(ctx context.Context, batch []report) {
 	}
 }
 
-// noAnswer reports whether a call got no answer. One that did has answers for all, of which ErrBusy is one.
-func noAnswer(errs []error) bool {
+// noAnswer reports whether a report got no answer; ErrBusy is one.
+func noAnswer(err error) bool {
 	var lost *TaskError
-	return errors.As(errs[0], &lost) && !known(lost.Err) && !errors.Is(lost.Err, ErrBusy)
+	return errors.As(err, &lost) && !known(lost.Err) && !errors.Is(lost.Err, ErrBusy)
 }
 
 // putBack keeps a report that must be tried again.

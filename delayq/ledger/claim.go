@@ -59,7 +59,7 @@ func (q *queue) claim(ctx context.Context, c delayq.LedgerClaim, want []delayq.L
 		return nil, err
 	}
 	args = append(args, b.ids, column(b, func(i int) int64 { return want[i].Rev }))
-	return fetch(ctx, q, q.l.db, true, claimSQL, args, func(rows pgx.Rows) (row delayq.LedgerRow, err error) {
+	return fetch(ctx, q, q.alone(), claimSQL, args, func(rows pgx.Rows) (row delayq.LedgerRow, err error) {
 		var id []byte
 		var status string
 		err = rows.Scan(&id, &status, &row.Rev, &row.Failed, &row.Lost, &row.Deliveries)
@@ -117,7 +117,7 @@ func (q *queue) lease(ctx context.Context, c delayq.LedgerClaim, most int) ([]de
 	if err != nil {
 		return nil, err
 	}
-	return fetch(ctx, q, q.l.db, true, leaseSQL, append(args, overdue, most), scanRow)
+	return fetch(ctx, q, q.alone(), leaseSQL, append(args, overdue, most), scanRow)
 }
 
 // A beat renews only what still runs under the token, but also after the lease has run out: nobody has taken it over.
@@ -147,7 +147,7 @@ func (q *queue) heartbeat(ctx context.Context, lease time.Duration, held []delay
 		return nil, err
 	}
 	answered := make(map[int]bool, len(held))
-	_, err = fetch(ctx, q, q.l.db, true, heartbeatSQL, []any{q.id, b.ids, tokens, d}, func(rows pgx.Rows) (struct{}, error) {
+	_, err = fetch(ctx, q, q.alone(), heartbeatSQL, []any{q.id, b.ids, tokens, d}, func(rows pgx.Rows) (struct{}, error) {
 		var id []byte
 		var stop bool
 		err := rows.Scan(&id, &stop)
@@ -167,7 +167,7 @@ func (q *queue) heartbeat(ctx context.Context, lease time.Duration, held []delay
 	}
 	// Lost, or left out since another transaction has the row locked.
 	rest := b.left(func(i int) bool { return answered[i] })
-	rows, err := fetch(ctx, q, q.l.db, true, rowsSQL, []any{q.id, rest.ids, false}, scanRow)
+	rows, err := fetch(ctx, q, q.alone(), rowsSQL, []any{q.id, rest.ids, false}, scanRow)
 	for _, row := range rows {
 		if i := b.at[row.ID]; row.Status == delayq.LedgerRunning && row.Token == held[i].Token {
 			beats[i] = delayq.LedgerBusy

@@ -74,7 +74,14 @@ func (q *queue) finish(ctx context.Context, tx delayq.Tx, ends []delayq.LedgerEn
 	if plain {
 		return q.succeed(ctx, tx, b, ends)
 	}
-	return q.finishAny(ctx, tx, b, ends)
+	if len(ends) == 0 {
+		return nil, nil
+	}
+	p, err := q.in(tx)
+	if err != nil {
+		return nil, err
+	}
+	return q.finishAny(ctx, p, b, ends)
 }
 
 // succeed is finish where all succeed. What it does not match, which is rare, goes the long way.
@@ -83,7 +90,7 @@ func (q *queue) succeed(ctx context.Context, tx delayq.Tx, b *batch, ends []dela
 	if len(ends) == 0 {
 		return changes, nil
 	}
-	db, own, err := q.in(tx)
+	p, err := q.in(tx)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +98,7 @@ func (q *queue) succeed(ctx context.Context, tx delayq.Tx, b *batch, ends []dela
 	if err != nil {
 		return nil, err
 	}
-	done, err := fetch(ctx, q, db, own, succeedSQL, []any{q.id, b.ids, tokens}, func(rows pgx.Rows) (*delayq.LedgerRow, error) {
+	done, err := fetch(ctx, q, p, succeedSQL, []any{q.id, b.ids, tokens}, func(rows pgx.Rows) (*delayq.LedgerRow, error) {
 		row := &delayq.LedgerRow{Status: delayq.LedgerSucceeded}
 		var id []byte
 		err := rows.Scan(&id, &row.Rev)
@@ -110,7 +117,7 @@ func (q *queue) succeed(ctx context.Context, tx delayq.Tx, b *batch, ends []dela
 		return changes, nil
 	}
 	rest := b.left(func(i int) bool { return changes[i].Applied })
-	others, err := q.finishAny(ctx, tx, rest, ends)
+	others, err := q.finishAny(ctx, p, rest, ends)
 	if err != nil {
 		return nil, err
 	}
@@ -120,8 +127,8 @@ func (q *queue) succeed(ctx context.Context, tx delayq.Tx, b *batch, ends []dela
 	return changes, nil
 }
 
-func (q *queue) finishAny(ctx context.Context, tx delayq.Tx, b *batch, ends []delayq.LedgerEnd) ([]delayq.LedgerChange, error) {
-	return q.change(ctx, tx, b, finishSQL, func(b *batch) []any {
+func (q *queue) finishAny(ctx context.Context, p *place, b *batch, ends []delayq.LedgerEnd) ([]delayq.LedgerChange, error) {
+	return q.changeAt(ctx, p, b, finishSQL, func(b *batch) []any {
 		tokens, _ := tokensOf(b, func(i int) string { return ends[i].Token }) // checked by finish
 		return []any{
 			q.id, b.ids, tokens,

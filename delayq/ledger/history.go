@@ -35,7 +35,7 @@ func (l *Ledger) History(ctx context.Context, queueName, id string) (*History, e
 	if _, err := q.read(ctx); err != nil {
 		return nil, wrap("history of", queueName, err)
 	}
-	got, err := fetch(ctx, q, l.db, true, `
+	got, err := fetch(ctx, q, q.alone(), `
 SELECT `+rowColumns+`, t.payload, t.max_failed, t.max_lost, coalesce(t.events, '[]')::text, clock_timestamp()
 FROM delayq.task t WHERE t.queue = $1::int AND t.id = $2::bytea`, []any{q.id, []byte(id)}, func(rows pgx.Rows) (*History, error) {
 		h := new(History)

@@ -65,7 +65,7 @@ func (q *queue) insert(ctx context.Context, tx delayq.Tx, tasks []delayq.LedgerT
 			return nil, err
 		}
 	}
-	db, own, err := q.in(tx)
+	p, err := q.in(tx)
 	if err != nil {
 		return nil, err
 	}
@@ -82,9 +82,9 @@ func (q *queue) insert(ctx context.Context, tx delayq.Tx, tasks []delayq.LedgerT
 	}
 	// A row that is in the way of the insert may be gone when it is read, by retention.
 	for try := 0; try < tries && len(b.ids) > 0; try++ {
-		made, err := fetch(ctx, q, db, own, insertSQL, args(b), scanInserted)
-		if own && isLocked(err) {
-			made, b, err = q.insertEach(ctx, db, b, args)
+		made, err := fetch(ctx, q, p, insertSQL, args(b), scanInserted)
+		if p.own && isLocked(err) {
+			made, b, err = q.insertEach(ctx, p.db, b, args)
 		}
 		if err != nil {
 			return nil, err
@@ -96,10 +96,11 @@ func (q *queue) insert(ctx context.Context, tx delayq.Tx, tasks []delayq.LedgerT
 			changes[i] = delayq.LedgerChange{Applied: true, Row: row}
 		}
 		b = b.left(func(i int) bool { return changes[i].Row != nil })
-		if err := q.insertKnown(ctx, tx, b, args, tasks, replace, changes); err != nil {
+		busy, err := q.insertKnown(ctx, tx, b, args, tasks, replace, changes)
+		if err != nil {
 			return nil, err
 		}
-		b = b.left(func(i int) bool { return changes[i].Row != nil })
+		b = b.left(func(i int) bool { return changes[i].Row != nil || busy[i] })
 	}
 	if len(b.ids) > 0 {
 		return nil, fmt.Errorf("%d rows vanished again and again", len(b.ids))
@@ -130,27 +131,38 @@ func (q *queue) insertEach(ctx context.Context, db querier, b *batch, args func(
 	return made, b.left(func(i int) bool { return waiting[i] }), nil
 }
 
-// insertKnown goes on with tasks whose ids are known.
+// insertKnown goes on with tasks whose ids are known. Those that another transaction has locked, and that it might revive, are busy.
 func (q *queue) insertKnown(ctx context.Context, tx delayq.Tx, b *batch, args func(*batch) []any, tasks []delayq.LedgerTask,
 	replace bool, changes []delayq.LedgerChange,
-) error {
+) (busy map[int]bool, err error) {
 	applies := func(i int, row *delayq.LedgerRow) bool {
 		return string(row.Stamp) != string(tasks[i].Stamp) &&
 			(row.Status == delayq.LedgerCancelled || replace && row.Status.Waiting())
 	}
-	part := &batch{ids: b.ids, order: b.order, at: b.at}
-	known, err := q.change(ctx, tx, part, reviveSQL, func(b *batch) []any { return append(args(b), replace) }, applies)
-	if err != nil {
-		return err
+	if len(b.order) == 0 {
+		return nil, nil
 	}
+	p, err := q.in(tx)
+	if err != nil {
+		return nil, err
+	}
+	known, err := q.changeAt(ctx, p, b, reviveSQL, func(b *batch) []any { return append(args(b), replace) }, applies)
+	if err != nil {
+		return nil, err
+	}
+	busy = map[int]bool{}
 	for _, i := range b.order {
 		c := known[i]
+		if p.held && !c.Applied && c.Row != nil && applies(i, c.Row) {
+			busy[i] = true
+			continue
+		}
 		if c.Applied {
 			c.Row.Payload = notNil(tasks[i].Payload)
 		}
 		changes[i] = c
 	}
-	return nil
+	return busy, nil
 }
 
 func scanInserted(rows pgx.Rows) (*delayq.LedgerRow, error) {

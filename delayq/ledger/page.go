@@ -44,7 +44,7 @@ func (q *queue) Page(ctx context.Context, p delayq.LedgerPage) ([]delayq.LedgerR
 	if p.Kind != delayq.LedgerRunningRows && p.Kind != delayq.LedgerDeadRows && !p.Until.IsZero() {
 		until = instant(p.Until)
 	}
-	rows, err := fetch(ctx, q, q.l.db, true, sql, []any{q.id, after, []byte(p.After.ID), until, p.Limit}, scanRow)
+	rows, err := fetch(ctx, q, q.alone(), sql, []any{q.id, after, []byte(p.After.ID), until, p.Limit}, scanRow)
 	return rows, wrap("page", q.name, err)
 }
 
@@ -62,7 +62,7 @@ func (q *queue) Counts(ctx context.Context, most int, horizon time.Duration) (de
 	if most < 1 || most > 1<<30 {
 		return delayq.LedgerCounts{}, wrap("count", q.name, &delayq.InputError{Field: "most", Limit: "1 to 2^30", Got: fmt.Sprint(most)})
 	}
-	got, err := fetch(ctx, q, q.l.db, true, countsSQL, []any{q.id, most, horizon.Microseconds()}, func(rows pgx.Rows) (c delayq.LedgerCounts, err error) {
+	got, err := fetch(ctx, q, q.alone(), countsSQL, []any{q.id, most, horizon.Microseconds()}, func(rows pgx.Rows) (c delayq.LedgerCounts, err error) {
 		err = rows.Scan(&c.Open, &c.Later, &c.Dead)
 		return c, err
 	})

@@ -37,35 +37,48 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// in is where statements go: the caller's transaction, or the pool when there is none.
-func (q *queue) in(tx delayq.Tx) (db querier, own bool, err error) {
+// A place is where the statements of one call go.
+type place struct {
+	db   querier
+	own  bool // each in a transaction of its own
+	held bool // a row was locked by another transaction, so the call leaves out those that are
+}
+
+// in is the caller's transaction, or the pool when there is none.
+func (q *queue) in(tx delayq.Tx) (*place, error) {
 	if tx == nil {
-		return q.l.db, true, nil
+		return q.alone(), nil
 	}
 	db, ok := tx.(querier)
 	if !ok {
-		return nil, false, &delayq.InputError{Field: "tx", Limit: "a pgx.Tx", Got: fmt.Sprintf("%T", tx)}
+		return nil, &delayq.InputError{Field: "tx", Limit: "a pgx.Tx", Got: fmt.Sprintf("%T", tx)}
 	}
-	return db, false, nil
+	return &place{db: db}, nil
 }
+
+func (q *queue) alone() *place { return &place{db: q.l.db, own: true} }
 
 // fetch runs a statement and reads its rows. One of our own that PostgreSQL undid is repeated; in a transaction of the caller that
 // is the caller's to do.
-func fetch[T any](ctx context.Context, q *queue, db querier, own bool, sql string, args []any, scan func(pgx.Rows) (T, error)) ([]T, error) {
+func fetch[T any](ctx context.Context, q *queue, p *place, sql string, args []any, scan func(pgx.Rows) (T, error)) ([]T, error) {
 	if !keptPlan[sql] {
 		args = q.l.args(args...)
 	}
-	how := patient
-	if own && hasty[sql] {
-		how = hurried
-	}
 	for try := 1; ; try++ {
-		got, err := fetchOnce(ctx, db, sql, how, args, scan)
-		if how == hurried && isLocked(err) && sql != insertSQL {
+		how := patient
+		switch {
+		case p.own && hasty[sql] && p.held && sql != insertSQL:
 			how = skipping
-			continue
+		case p.own && hasty[sql]:
+			how = hurried
 		}
-		if err == nil || !own || !again(err) || try == 5 {
+		got, err := fetchOnce(ctx, p.db, sql, how, args, scan)
+		if how == hurried && isLocked(err) {
+			if p.held = true; sql != insertSQL {
+				continue
+			}
+		}
+		if err == nil || !p.own || !again(err) || try == 5 {
 			return got, err
 		}
 		select {
@@ -88,23 +101,27 @@ const (
 )
 
 // hasty are the statements that all tasks of a worker share, or all who enqueue at the same time.
-var hasty = map[string]bool{insertSQL: true, claimSQL: true, heartbeatSQL: true, succeedSQL: true, finishSQL: true}
+var hasty = map[string]bool{insertSQL: true, claimSQL: true, heartbeatSQL: true, succeedSQL: true, finishSQL: true, reviveSQL: true}
 
 const (
 	batchLimit = `LIMIT (SELECT 500)`
 	batchEnd   = batchLimit + `) u`
+	lockRows   = `FOR NO KEY UPDATE`
 )
 
 // in is a statement in a manner. The setting lasts as long as the statement's own transaction, and the limit is evaluated first.
 func (m manner) in(sql string) string {
 	switch m {
 	case hurried:
-		return strings.Replace(sql, batchLimit, `LIMIT (SELECT 500 FROM set_config('lock_timeout', '200ms', true))`, 1)
+		return strings.Replace(sql, batchLimit, `LIMIT (SELECT 500 FROM set_config('lock_timeout', '100ms', true))`, 1)
 	case brief:
 		return strings.Replace(sql, batchLimit, `LIMIT (SELECT 500 FROM set_config('lock_timeout', '10ms', true))`, 1)
 	case skipping:
+		if strings.Contains(sql, lockRows) { // it locks them by itself
+			return strings.Replace(sql, lockRows, lockRows+` SKIP LOCKED`, 1)
+		}
 		return strings.Replace(sql, batchEnd, batchEnd+` CROSS JOIN LATERAL (
-	SELECT FROM delayq.task f WHERE f.queue = u.queue AND f.id = u.id FOR NO KEY UPDATE SKIP LOCKED) f`, 1)
+	SELECT FROM delayq.task f WHERE f.queue = u.queue AND f.id = u.id `+lockRows+` SKIP LOCKED) f`, 1)
 	default:
 		return sql
 	}
@@ -211,20 +228,26 @@ func column[T any](b *batch, f func(i int) T) []T {
 const tries = 5
 
 // change runs an update over a batch and answers for each id: what the update returns was applied, the rest is read. A row that
-// reads as if the update applied to it has changed in between and is tried again.
+// reads as if the update applied to it has changed in between and is tried again, if it was not left out because it is locked.
 func (q *queue) change(ctx context.Context, tx delayq.Tx, b *batch, sql string, args func(*batch) []any,
 	applies func(i int, row *delayq.LedgerRow) bool,
 ) ([]delayq.LedgerChange, error) {
-	changes := make([]delayq.LedgerChange, len(b.at))
 	if len(b.order) == 0 {
-		return changes, nil
+		return make([]delayq.LedgerChange, len(b.at)), nil
 	}
-	db, own, err := q.in(tx)
+	p, err := q.in(tx)
 	if err != nil {
 		return nil, err
 	}
+	return q.changeAt(ctx, p, b, sql, args, applies)
+}
+
+func (q *queue) changeAt(ctx context.Context, p *place, b *batch, sql string, args func(*batch) []any,
+	applies func(i int, row *delayq.LedgerRow) bool,
+) ([]delayq.LedgerChange, error) {
+	changes := make([]delayq.LedgerChange, len(b.at))
 	for try := 1; ; try++ {
-		done, err := fetch(ctx, q, db, own, sql, args(b), scanChange)
+		done, err := fetch(ctx, q, p, sql, args(b), scanChange)
 		if err != nil {
 			return nil, err
 		}
@@ -235,7 +258,7 @@ func (q *queue) change(ctx context.Context, tx delayq.Tx, b *batch, sql string, 
 		if len(b.ids) == 0 {
 			return changes, nil
 		}
-		rows, err := fetch(ctx, q, db, own, rowsSQL, []any{q.id, b.ids, true}, scanRow)
+		rows, err := fetch(ctx, q, p, rowsSQL, []any{q.id, b.ids, true}, scanRow)
 		if err != nil {
 			return nil, err
 		}
@@ -252,7 +275,7 @@ func (q *queue) change(ctx context.Context, tx delayq.Tx, b *batch, sql string, 
 			moved[at] = applies(at, row)
 		}
 		b = b.left(func(i int) bool { return !moved[i] })
-		if len(b.ids) == 0 || try == tries {
+		if len(b.ids) == 0 || try == tries || p.held {
 			return changes, nil
 		}
 	}

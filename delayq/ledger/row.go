@@ -77,10 +77,10 @@ func (q *queue) Rows(ctx context.Context, ids []string, whole bool) ([]delayq.Le
 		return nil, wrap("read", q.name, err)
 	}
 	if whole {
-		rows, err := fetch(ctx, q, q.l.db, true, rowsSQL, []any{q.id, b.ids, true}, scanRow)
+		rows, err := fetch(ctx, q, q.alone(), rowsSQL, []any{q.id, b.ids, true}, scanRow)
 		return rows, wrap("read", q.name, err)
 	}
-	rows, err := fetch(ctx, q, q.l.db, true, shortRowsSQL, []any{q.id, b.ids}, func(rows pgx.Rows) (row delayq.LedgerRow, err error) {
+	rows, err := fetch(ctx, q, q.alone(), shortRowsSQL, []any{q.id, b.ids}, func(rows pgx.Rows) (row delayq.LedgerRow, err error) {
 		var id []byte
 		var status string
 		var until *time.Time
