@@ -242,6 +242,7 @@ func TestStatsAreTheTruth(t *testing.T) {
 				got.Now, got.Lateness, got.Duration, got.Shards = time.Time{}, delayq.Histogram{}, delayq.Histogram{}, nil
 				want := delayq.Stats{
 					Queue: r.q.Name(), Pending: 2, Due: 1, Processing: 3, Dead: 1, OldestDueAge: 5 * time.Second, Consumers: 1,
+					OldestProcessingAge: time.Second, LastRun: instant(leaseTime + 30*time.Millisecond), LastSuccess: instant(30 * time.Millisecond),
 					Created: 12, Replaced: 1, Duplicates: 1, Leased: 13, Succeeded: 2, Retried: 1, Released: 1, Buried: 3, Cancelled: 2,
 					Expired: 2, Stale: 1, Replayed: 1, Purged: 1, Rescheduled: 1,
 					Failed: map[string]int64{"error": 3, "permanent": 1},

@@ -415,7 +415,9 @@ func TestConsumersAreForgottenAfterAnHour(t *testing.T) {
 		ctx := r.Context()
 		r.add("x", delayq.In(time.Second))
 		for i := range 50 {
-			r.do(delayq.LeaseCall{Lease: leaseTime, Consumer: fmt.Sprint("short-lived ", i)[:6] + fmt.Sprint(i)})
+			name := fmt.Sprint("short-lived-", i)
+			r.do(delayq.LeaseCall{Lease: leaseTime, Consumer: name})
+			r.beat(name, `{"v":1}`)
 		}
 		r.pass(time.Second + time.Millisecond)
 		r.do(delayq.LeaseCall{Max: 1, Lease: leaseTime, Consumer: "with-a-lease"})
@@ -431,6 +433,9 @@ func TestConsumersAreForgottenAfterAnHour(t *testing.T) {
 		}
 		if n := r.rdb.HLen(ctx, delayq.Keys(r.q, 0)[9]).Val(); n != 1 {
 			r.Errorf("req has %d entries, want the sentinel", n)
+		}
+		if n := r.rdb.HLen(ctx, delayq.Keys(r.q, 0)[12]).Val(); n != 1 {
+			r.Errorf("beats has %d entries, want the sentinel", n)
 		}
 	})
 }

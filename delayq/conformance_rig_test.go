@@ -268,7 +268,7 @@ func (r *rig) state() string {
 			zsets = append(zsets, pipe.ZRangeWithScores(r.Context(), key, 0, -1))
 		}
 		var hashes []*redis.MapStringStringCmd
-		for _, key := range slices.Concat(k[3:8], k[11:]) {
+		for _, key := range slices.Concat(k[3:8], k[11:12]) {
 			hashes = append(hashes, pipe.HGetAll(r.Context(), key))
 		}
 		_, err := pipe.Exec(r.Context())

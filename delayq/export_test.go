@@ -31,7 +31,7 @@ func RunScript(ctx context.Context, q *Queue, shard int, verb string, args ...an
 	s := q.scripts
 	for _, sc := range []script{
 		s.init, s.enqueue, s.lease, s.extend, s.ack, s.retry, s.release, s.bury, s.cancel, s.reschedule, s.replay, s.purge,
-		s.stats, s.get, s.list, s.audit, s.put, s.drop, s.quarantine, s.check, s.mend, s.nudge,
+		s.stats, s.get, s.list, s.audit, s.beat, s.consumers, s.put, s.drop, s.quarantine, s.check, s.mend, s.nudge,
 	} {
 		if sc.verb == verb {
 			return q.shards[shard].run(ctx, sc, args, nil)

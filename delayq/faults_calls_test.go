@@ -118,6 +118,14 @@ var redisCalls = []apiCall{
 		}
 		return len(page.Tasks), nil
 	}},
+	{"beat", "beat", false, false, func(ctx context.Context, w *world) (any, error) {
+		reply, err := delayq.RunScript(ctx, w.q, 0, "beat", w.now(), "other", `{"v":1}`)
+		if err != nil {
+			return nil, err
+		}
+		return reply.([]any)[0], nil
+	}},
+	{"consumers", "consumers", true, false, func(ctx context.Context, w *world) (any, error) { return w.q.Consumers(ctx, 10) }},
 	{"audit", "audit", true, false, func(ctx context.Context, w *world) (any, error) {
 		report, err := w.q.Audit(ctx, delayq.AuditOptions{})
 		if err != nil {

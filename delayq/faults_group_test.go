@@ -116,7 +116,7 @@ func (h *instantly) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			cmd.SetErr(ctx.Err())
 			return ctx.Err()
 		}
-		n := cmd.Args()[18].(int)
+		n := cmd.Args()[3+cmd.Args()[2].(int)+3].(int)
 		if h.sent.Add(int64(n))%3 == 0 {
 			runtime.Gosched()
 		}

@@ -139,7 +139,8 @@ func TestAReplicaThatIsPromotedTakesTheCall(t *testing.T) {
 	r.q = newRig(t, realClient(t, master.Addr()), delayq.Config{}).q
 	name := r.q.Name()
 	demote()
-	until(t, func() bool { return admin.Exists(t.Context(), delayq.Keys(r.q, 0)...).Val() == 12 })
+	keys := delayq.Keys(r.q, 0)
+	until(t, func() bool { return admin.Exists(t.Context(), keys...).Val() == int64(len(keys)) })
 	q, err := delayq.Open(t.Context(), rdb, name, delayq.Config{NoCreate: true})
 	r.ok(err)
 	r.q = q
@@ -367,7 +368,7 @@ func TestAWrongTypeStopsAScriptBeforeItsFirstWrite(t *testing.T) {
 		t.Run(call.name, func(t *testing.T) {
 			t.Parallel()
 			failed := 0
-			for k := range 12 {
+			for k := range delayq.Keys(call.world(t, rdb).q, 0) {
 				w := call.world(t, rdb)
 				key := delayq.Keys(w.q, 0)[k]
 				_, name, _ := strings.Cut(key, "}:")
@@ -455,7 +456,7 @@ func TestAMalformedBatchIsRefused(t *testing.T) {
 			var sent []any
 			w.rdb.(*redis.Client).AddHook(sending(func(cmd redis.Cmder) {
 				if cmd.Name() == "evalsha" {
-					sent = cmd.Args()[3+12:]
+					sent = cmd.Args()[3+len(delayq.Keys(w.q, 0)):]
 				}
 			}))
 			_, _ = call.do(t.Context(), w)

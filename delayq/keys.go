@@ -9,6 +9,7 @@ func keysOf(queue string, shard int) []string {
 	return []string{
 		p + "pending", p + "processing", p + "dead", p + "tasks", p + "state",
 		p + "done:0", p + "done:1", p + "errors", p + "meta", p + "req", p + "consumers", p + "revs",
+		p + "beats",
 	}
 }
 
@@ -23,6 +24,7 @@ const (
 	keyMeta       = 8
 	keyConsumers  = 10
 	keyRevs       = 11
+	keyBeats      = 12
 )
 
 // shardOf maps an id to a shard by FNV-1a: stable for ever, since moving ids between shards would lose them.

@@ -380,7 +380,7 @@ func (m *Mirror) Sizes(ctx context.Context, shard int) (MirrorSizes, error) {
 	if _, _, err := m.cursor(shard, "", 1); err != nil {
 		return MirrorSizes{}, err
 	}
-	f, err := m.q.shards[shard].stats(ctx)
+	f, err := m.q.shards[shard].stats(ctx, true)
 	if err != nil {
 		return MirrorSizes{}, err
 	}

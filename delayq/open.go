@@ -52,14 +52,17 @@ func (q *Queue) withoutLedger(ctx context.Context) (storedConfig, bool) {
 	return have, err == nil
 }
 
-// openShards checks the server and makes the shards.
+// openShards checks the server and makes the shards, or with Config.NoCreate looks at them.
 func (q *Queue) openShards(ctx context.Context) error {
 	if err := q.checkServer(ctx); err != nil {
 		return err
 	}
 	for i, sh := range q.shards {
 		sent := time.Now()
-		got, err := sh.init(ctx, len(q.shards), true)
+		got, err := sh.init(ctx, len(q.shards), !q.cfg.NoCreate)
+		if q.cfg.NoCreate && errors.Is(err, ErrNoQueue) {
+			continue // Redis has lost it: the first call that needs it makes it again
+		}
 		if err != nil {
 			return err
 		}

@@ -61,6 +61,7 @@ func (r *run) poll(ctx context.Context) (string, error) {
 		if b := r.backupDue(now); b != nil && free > 0 {
 			if err := r.fallBack(b, free); err == nil {
 				answered = true
+				r.progress()
 			} else {
 				lastErr = err
 			}
@@ -83,6 +84,9 @@ func (r *run) poll(ctx context.Context) (string, error) {
 		stay, err := r.round(chosen, free)
 		if err == nil {
 			answered = true
+			if free > 0 {
+				r.progress()
+			}
 		} else if lastErr = err; !answered && !mayPass(err) {
 			return "error", err // a refusal, such as of a missing right, is the same the next time
 		}

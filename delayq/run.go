@@ -15,9 +15,12 @@ type run struct {
 	cfg      WorkerConfig
 	handler  Handler
 	types    func(string) TypeConfig
+	names    []string        // of the types it has handlers for, nil when it takes all
 	base     context.Context //nolint:containedctx // values for handlers, without the end of Run's context
 	began    time.Time
-	deadline time.Time // of Run's context, zero for none
+	deadline time.Time       // of Run's context, zero for none
+	moved    atomic.Int64    // last progress, ns since began
+	told     context.Context //nolint:containedctx // of beats: ends when there is no time left for them
 	sources  []*source
 	backups  []*backup // one for each queue that has a ledger
 
@@ -66,7 +69,7 @@ func newRun(ctx context.Context, w *Worker) *run {
 		types: func(string) TypeConfig { return TypeConfig{} },
 	}
 	if m, ok := w.handler.(*Mux); ok {
-		r.types = m.typeConfig
+		r.types, r.names = m.typeConfig, m.types()
 	}
 	for _, q := range w.queues {
 		first := len(r.sources)
@@ -90,7 +93,10 @@ func signal(c chan struct{}) {
 }
 
 // alive notes a sign of life.
-func (t *running) alive() { t.seen.Store(int64(time.Since(t.run.began))) }
+func (t *running) alive() {
+	t.seen.Store(int64(time.Since(t.run.began)))
+	t.run.progress()
+}
 
 // start runs a leased task's handler, or settles at once what must not run.
 func (r *run) start(s *source, l *Lease) {
@@ -145,6 +151,7 @@ func (r *run) handle(ctx context.Context, t *running) {
 		cause := context.Cause(ctx)
 		cancel()
 		t.cancel(nil)
+		r.progress()
 		r.mu.Lock()
 		if t.phase == phaseGivenUp {
 			r.stuck--

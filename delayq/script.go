@@ -61,7 +61,7 @@ type script struct{ verb, text, sha string }
 // scripts holds every verb, with the optional header line (Config.ScriptHeader) prepended.
 type scripts struct {
 	init, enqueue, lease, extend, ack, retry, release, bury, cancel, reschedule, replay, purge, stats, get, list, audit,
-	put, drop, quarantine, check, mend, nudge script
+	beat, consumers, put, drop, quarantine, check, mend, nudge script
 }
 
 func newScripts(header string) *scripts {
@@ -78,6 +78,7 @@ func newScripts(header string) *scripts {
 		release: make1("release", lua.Release), bury: make1("bury", lua.Bury), cancel: make1("cancel", lua.Cancel),
 		reschedule: make1("reschedule", lua.Reschedule), replay: make1("replay", lua.Replay), purge: make1("purge", lua.Purge),
 		stats: make1("stats", lua.Stats), get: make1("get", lua.Get), list: make1("list", lua.List), audit: make1("audit", lua.Audit),
+		beat: make1("beat", lua.Beat), consumers: make1("consumers", lua.Consumers),
 		put: make1("put", lua.Put), drop: make1("drop", lua.Drop), quarantine: make1("quarantine", lua.Quarantine),
 		check: make1("check", lua.Check), mend: make1("mend", lua.Mend), nudge: make1("nudge", lua.Nudge),
 	}

@@ -24,7 +24,12 @@ type Stats struct {
 	Dead       int64 `json:"dead"`            // with a ledger its dead letters, counted up to 100,000, and the quarantined
 	// OldestDueAge is how long the most overdue task has been due, 0 when none is.
 	OldestDueAge time.Duration `json:"oldest_due_age_ns"`
-	Consumers    int64         `json:"consumers"` // that called within about an hour
+	// OldestProcessingAge is how long the oldest lease has been held, heartbeats included: of each shard's 200 that end next and, when
+	// there are more, of all that live workers told of in their last beat, up to 10 s before; 0 when there is none.
+	OldestProcessingAge time.Duration `json:"oldest_processing_age_ns"`
+	Consumers           int64         `json:"consumers"`             // that called within about an hour
+	LastRun             time.Time     `json:"last_run,omitzero"`     // the last call of a consumer: a lease call or a beat
+	LastSuccess         time.Time     `json:"last_success,omitzero"` // the last ack
 
 	Created     int64 `json:"created"`
 	Replaced    int64 `json:"replaced"`
@@ -120,7 +125,7 @@ func (q *Queue) Stats(ctx context.Context) (*Stats, error) {
 		"succeeded": &s.Succeeded, "quarantined": &s.Quarantined,
 	}
 	for _, sh := range q.shards {
-		f, err := sh.stats(ctx)
+		f, err := sh.stats(ctx, !q.cfg.NoCreate)
 		if err != nil {
 			return nil, err
 		}
@@ -129,6 +134,9 @@ func (q *Queue) Stats(ctx context.Context) (*Stats, error) {
 		}
 	}
 	s.Leased = s.Lateness.Count
+	if err := q.olderRuns(ctx, s); err != nil {
+		return nil, err
+	}
 	if q.lq != nil {
 		counts, err := q.lq.Counts(ctx, mostCounted, q.cfg.Horizon)
 		if err != nil {
@@ -141,8 +149,29 @@ func (q *Queue) Stats(ctx context.Context) (*Stats, error) {
 	return s, nil
 }
 
-// stats runs stats.lua and checks the shape of its answer.
-func (sh *shard) stats(ctx context.Context) (f []any, err error) {
+// mostTimed is how many leases of a shard stats.lua looks at.
+const mostTimed = 200
+
+// olderRuns asks the workers for their oldest task when stats.lua has not seen all leases.
+func (q *Queue) olderRuns(ctx context.Context, s *Stats) error {
+	if !slices.ContainsFunc(s.Shards, func(sh ShardStats) bool { return sh.Processing > mostTimed }) {
+		return nil
+	}
+	all, now, err := q.consumers(ctx, mostConsumers)
+	if err != nil {
+		return err
+	}
+	for _, c := range all {
+		if c.live(now) {
+			s.OldestProcessingAge = max(s.OldestProcessingAge, c.OldestRun)
+		}
+	}
+	return nil
+}
+
+// stats runs stats.lua and checks the shape of its answer. Without create it makes nothing: a shard that Redis has lost is then
+// ErrNoQueue, or empty and without epoch where a ledger knows of it.
+func (sh *shard) stats(ctx context.Context, create bool) (f []any, err error) {
 	err = sh.withEpoch(ctx, func() error {
 		reply, err := sh.run(ctx, sh.q.scripts.stats, []any{sh.q.clock()}, nil)
 		if err != nil {
@@ -152,10 +181,15 @@ func (sh *shard) stats(ctx context.Context) (f []any, err error) {
 		if f, ok = reply.([]any); !ok || len(f) == 0 {
 			return errReply
 		}
-		if f[0] == int64(codeNoEpoch) {
+		switch {
+		case f[0] == int64(codeNoEpoch) && create:
 			return errNoEpoch
+		case f[0] == int64(codeNoEpoch) && sh.q.lq == nil:
+			return fmt.Errorf("delayq: stats %s: %w", sh.q.name, ErrNoQueue)
+		case f[0] == int64(codeNoEpoch):
+			f = nothing(time.Now())
 		}
-		if len(f) != 15 {
+		if len(f) != 17 {
 			return errReply
 		}
 		return nil
@@ -163,8 +197,15 @@ func (sh *shard) stats(ctx context.Context) (f []any, err error) {
 	return f, err
 }
 
+// nothing is what stats.lua would answer of an empty shard.
+func nothing(now time.Time) []any {
+	f := []any{int64(codeOK), now.UnixMicro(), int64(0), int64(0), int64(0), int64(0), int64(-1)}
+	f = append(f, int64(0), int64(0), int64(0), int64(0), int64(0), []any{})
+	return append(f, int64(0), int64(0), int64(-1), int64(-1))
+}
+
 // statsNumbers are the numbers of an answer of stats.lua; place 12 is not one and stays 0.
-func statsNumbers(f []any) (n [15]int64, err error) {
+func statsNumbers(f []any) (n [17]int64, err error) {
 	for i := range n {
 		if i == 12 {
 			continue
@@ -195,6 +236,12 @@ func (s *Stats) addShard(f []any, counters map[string]*int64) error {
 	s.Processing += n[4]
 	s.Dead += n[5]
 	s.Consumers = max(s.Consumers, n[7])
+	if n[15] >= 0 {
+		s.OldestProcessingAge = max(s.OldestProcessingAge, now.Sub(time.UnixMilli(n[15])))
+	}
+	if called := time.UnixMicro(n[16]); n[16] >= 0 && called.After(s.LastRun) {
+		s.LastRun = called
+	}
 	if n[6] >= 0 {
 		s.OldestDueAge = max(s.OldestDueAge, now.Sub(time.UnixMicro(n[6])))
 	}
@@ -206,6 +253,10 @@ func (s *Stats) addShard(f []any, counters map[string]*int64) error {
 			shard.Epoch = value
 		case "mode":
 			s.Mode = value
+		case "at:ok":
+			if at := scoreTime(value); at.After(s.LastSuccess) {
+				s.LastSuccess = at
+			}
 		}
 		if family != "c" && family != "e" && family != "f" && family != "l" && family != "d" {
 			continue

@@ -119,6 +119,45 @@ func reasonOf(err error) string {
 	return ReasonError
 }
 
+// What OutcomeOf says besides the reasons.
+const (
+	OutcomeSucceeded = "succeeded"
+	OutcomeSnoozed   = "snoozed"    // the handler returned Snooze
+	OutcomeCancelled = "cancelled"  // the task was cancelled while it ran
+	OutcomeLeaseLost = "lease_lost" // somebody else has the task by now
+	OutcomeStopping  = "stopping"   // the worker was shutting down
+)
+
+// OutcomeOf classes the end of a handler, for middleware that counts: err is what it returned, ctx the context it was given. The answer is
+// one of a closed set, the outcomes and the reasons of failed attempts. A worker judges alike, but for what only it knows: a task
+// cut off by a shutdown after it had most of a run's time is a timeout there.
+func OutcomeOf(ctx context.Context, err error) string {
+	var (
+		snooze    *snoozeError
+		after     *retryAfterError
+		rest      *remainingError
+		permanent *permanentError
+	)
+	cause := context.Cause(ctx)
+	switch {
+	case err == nil:
+		return OutcomeSucceeded
+	case errors.As(err, &snooze):
+		return OutcomeSnoozed
+	case errors.As(err, &permanent):
+		return ReasonPermanent
+	case errors.Is(cause, ErrCancelled):
+		return OutcomeCancelled
+	case errors.Is(cause, ErrLeaseLost):
+		return OutcomeLeaseLost
+	case errors.Is(cause, ErrStopping) && !errors.As(err, &after) && !errors.As(err, &rest):
+		return OutcomeStopping
+	case errors.Is(cause, ErrTimeout):
+		return ReasonTimeout
+	}
+	return reasonOf(err)
+}
+
 type taskKey struct{}
 
 // TaskFrom returns the task that a handler's context belongs to, nil outside a handler.

@@ -22,8 +22,10 @@ type model struct {
 	ends      map[string]modelEnd
 	req       map[string]modelReq
 	consumers map[string]int64
+	beats     map[string]string
 	base      map[string][]modelRunner
 	version   int64            // of cancellations
+	acked     int64            // the last time
 	count     map[string]int64 // counters and buckets, named as in meta
 	late      [2]float64       // least and most of the sum of lateness, which is an estimate
 }
@@ -77,8 +79,27 @@ type (
 func newModel(now, retention int64) *model {
 	return &model{
 		now: now, high: now, ret: retention, tasks: map[string]*modelTask{}, tombs: [2]map[string]string{{}, {}},
-		ends: map[string]modelEnd{}, req: map[string]modelReq{}, consumers: map[string]int64{},
+		ends: map[string]modelEnd{}, req: map[string]modelReq{}, consumers: map[string]int64{}, beats: map[string]string{},
 		base: map[string][]modelRunner{}, count: map[string]int64{},
+	}
+}
+
+func (m *model) forget(consumer string) {
+	delete(m.consumers, consumer)
+	delete(m.req, consumer)
+	delete(m.beats, consumer)
+}
+
+func (m *model) beat(consumer, said string) {
+	for name, at := range m.consumers {
+		if at <= m.now-3600e6 {
+			m.forget(name)
+		}
+	}
+	m.consumers[consumer] = m.now
+	delete(m.beats, consumer)
+	if said != "" {
+		m.beats[consumer] = fmt.Sprintf("%d %s", m.now, said)
 	}
 }
 
@@ -235,8 +256,7 @@ func (m *model) lease(c modelLease) modelLeased {
 	}
 	for name, at := range m.consumers {
 		if !seen && at <= m.now-3600e6 {
-			delete(m.consumers, name)
-			delete(m.req, name)
+			m.forget(name)
 		}
 	}
 
@@ -354,6 +374,7 @@ func (m *model) ack(loans []modelLoan) []int {
 		took := max(0, float64(m.now)/1000-float64(t.entry.start))
 		m.histogram("d:", took)
 		sum += took
+		m.acked = m.now
 		m.end(id, t.entry.token)
 	})
 	if sum >= 1 {

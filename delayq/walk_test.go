@@ -61,7 +61,7 @@ func walkOn(t *testing.T, rdb redis.UniversalClient, cfg Config, percent int) {
 			w.enqueue, w.lease, w.forward, w.enqueue, w.lease, w.repeatLease, w.bury, w.cancel,
 			w.ack, w.retry, w.enqueue, w.extend, w.forward, w.release, w.back, w.resend,
 			w.enqueue, w.lease, w.reschedule, w.look, w.replay, w.purge, w.flush, w.forward,
-			w.lease, w.ack, w.retry, w.bury, w.cancel, w.extend, w.enqueue, w.release,
+			w.lease, w.ack, w.retry, w.bury, w.cancel, w.extend, w.enqueue, w.release, w.beat,
 		} {
 			_, name, _ := strings.Cut(runtime.FuncForPC(reflect.ValueOf(do).Pointer()).Name(), ").")
 			actions[fmt.Sprintf("%02d %s", i, strings.TrimSuffix(name, "-fm"))] = do
@@ -313,6 +313,17 @@ func (w *walk) lease(t *rapid.T) {
 		register: rapid.Bool().Draw(t, "register"),
 		dues:     rapid.Bool().Draw(t, "dues"),
 	})
+}
+
+func (w *walk) beat(t *rapid.T) {
+	consumer := rapid.SampledFrom([]string{"ann", "bob", "only beats"}).Draw(t, "consumer")
+	said := rapid.SampledFrom([]string{`{"v":1}`, "", "\x00 of another\xff"}).Draw(t, "said")
+	reply, err := w.sh.run(t.Context(), w.q.scripts.beat, []any{w.q.clock(), consumer, said}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.m.beat(consumer, said)
+	same(t, "beat", reply, any([]any{int64(1), w.m.now}))
 }
 
 // repeatLease sends the last lease call of a consumer again, whatever happened since.
@@ -600,7 +611,7 @@ func (w *walk) dump(t *rapid.T) walkDump {
 	var hashes []*redis.MapStringStringCmd
 	var ttls []*redis.DurationCmd
 	zkeys := []int{0, 1, 2, 10}
-	hkeys := []int{3, 4, 5, 6, 7, 8, 9}
+	hkeys := []int{3, 4, 5, 6, 7, 8, 9, 12}
 	_, err := w.q.rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 		for _, k := range zkeys {
 			zsets = append(zsets, p.ZRangeWithScores(t.Context(), w.sh.keys[k], 0, -1))
@@ -651,7 +662,7 @@ func (w *walk) check(t *rapid.T) {
 	m := w.m
 	zsets := map[string]map[string]int64{"pending": {}, "processing": {}, "dead": {}, "consumers": {}}
 	hashes := map[string]map[string]string{
-		"tasks": {}, "state": {}, "errors": {}, "req": {}, "done:0": m.tombs[0], "done:1": m.tombs[1], "meta": d.hashes["meta"],
+		"tasks": {}, "state": {}, "errors": {}, "req": {}, "beats": m.beats, "done:0": m.tombs[0], "done:1": m.tombs[1], "meta": d.hashes["meta"],
 	}
 	for id, task := range m.tasks {
 		zsets[task.place][id] = task.score
@@ -734,6 +745,13 @@ func (w *walk) counters(t *rapid.T, d walkDump) {
 	same(t, "I5: counters", counts, w.m.count)
 }
 
+func micros(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMicro()
+}
+
 // stats compares what Stats makes of it.
 func (w *walk) stats(t *rapid.T) {
 	m, c := w.m, w.m.count
@@ -746,6 +764,15 @@ func (w *walk) stats(t *rapid.T) {
 	oldest := m.now
 	for _, id := range due {
 		oldest = min(oldest, m.tasks[id].score)
+	}
+	longest, called := int64(0), int64(0)
+	for _, id := range processing {
+		if task := m.tasks[id]; task.score > m.now {
+			longest = max(longest, m.now-1000*task.entry.start)
+		}
+	}
+	for _, at := range m.consumers {
+		called = max(called, at)
 	}
 	leased, acked := int64(0), int64(0)
 	for field, n := range c {
@@ -775,11 +802,13 @@ func (w *walk) stats(t *rapid.T) {
 	})
 	same(t, "stats", []int64{
 		s.Pending, s.Due, s.Processing, s.Dead, s.Now.UnixMicro(), s.OldestDueAge.Microseconds(), s.Consumers,
+		s.OldestProcessingAge.Microseconds(), micros(s.LastRun), micros(s.LastSuccess),
 		s.Created, s.Replaced, s.Duplicates, s.Leased, s.Succeeded, s.Duration.Sum.Milliseconds(),
 		s.Retried, s.Released, s.Buried, s.Cancelled, s.Expired, s.Stale, s.Missing, s.Trimmed, s.Replayed, s.Purged, s.Rescheduled,
 		s.Failed["error"], s.Failed["timeout"], s.Failed["permanent"],
 	}, []int64{
 		s.Shards[0].Pending, s.Shards[0].Due, s.Shards[0].Processing, s.Shards[0].Dead, m.now, m.now - oldest, n(len(m.consumers)),
+		longest, called, m.acked,
 		c["c:created"], c["c:replaced"], c["c:duplicate"], leased, acked, c["d:sum"],
 		c["c:retried"], c["c:released"], c["c:buried"], c["c:cancelled"], c["c:expired"], c["c:stale"], 0, c["c:trimmed"], c["c:replayed"],
 		c["c:purged"], c["c:rescheduled"], c["f:error"], c["f:timeout"], c["f:permanent"],

@@ -174,6 +174,7 @@ func (w *Worker) Run(ctx context.Context) (RunStats, error) {
 	background, stop := context.WithCancel(r.base)
 	var beats, settlers sync.WaitGroup
 	beats.Go(func() { r.heartbeats(background) })
+	lastWord := r.tellAll(w.queues)
 	for _, s := range r.sources {
 		settlers.Go(func() { s.settler.loop(background) })
 	}
@@ -184,8 +185,10 @@ func (w *Worker) Run(ctx context.Context) (RunStats, error) {
 	for _, s := range r.sources {
 		s.settler.close()
 	}
+	gone := lastWord()
 	waitUntil(&settlers, r.settleBy(), stop)
 	stop()
+	gone()
 	beats.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -274,6 +274,7 @@ var verbs = func() map[string]string {
 	m := map[string]string{}
 	for verb, text := range map[string]string{
 		"lease": lua.Lease, "extend": lua.Extend, "ack": lua.Ack, "retry": lua.Retry, "release": lua.Release, "bury": lua.Bury,
+		"beat": lua.Beat,
 	} {
 		sum := sha1.Sum([]byte(text))
 		m[hex.EncodeToString(sum[:])] = verb

@@ -275,6 +275,7 @@ func TestRunGivesUpWithTheConnectionsErrorWhenRedisNeverAnswers(t *testing.T) {
 					t.Errorf("stopped with %q after %s: %v", r.stats.Stop, r.stats.Elapsed, r.err)
 				}
 				s.wire.mend()
+				time.Sleep(2 * time.Second) // the pool tries to dial once a second when it has failed often
 			})
 		})
 	}

@@ -83,6 +83,7 @@ if k > 0 then
   redis.call('HDEL', KEYS[5], unpack(ids))
   if #failed > 0 then redis.call('HDEL', KEYS[8], unpack(failed)) end
   raise(KEYS[9], 'd:', hits, sum)
+  redis.call('HSET', KEYS[9], 'at:ok', int(t))
 end
 if stale > 0 then redis.call('HINCRBY', KEYS[9], 'c:stale', stale) end
 return { k, unpack(reply) }

@@ -98,5 +98,6 @@ if #ids > 0 then
     raise(KEYS[9], 'd:', hits, sum)
   end
 end
+if ARGV[3] == '1' and #ids > 0 then redis.call('HSET', KEYS[9], 'at:ok', int(t)) end
 add_counters(KEYS[9], ARGV, 4, k)
 return { #ids, unpack(reply) }

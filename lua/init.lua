@@ -14,6 +14,7 @@ KEYS[9]  meta        HASH
 KEYS[10] req         HASH
 KEYS[11] consumers   ZSET
 KEYS[12] revs        HASH
+KEYS[13] beats       HASH
 ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  1 = create when missing, 0 = only look
 ARGV[3]  schema version of the caller
@@ -48,7 +49,7 @@ if code > 0 and ARGV[2] == '1' then
   if code == 1 then redis.call('HDEL', KEYS[9], '') end -- the opener: who drains a full Redis opens the queue first
   for _, k in ipairs({ 1, 2, 3, 11 }) do redis.call('ZADD', KEYS[k], '9007199254740991', '') end
   if code == 2 then redis.call('UNLINK', KEYS[6]) end
-  for _, k in ipairs({ 4, 5, 6, 7, 8, 10, 12 }) do redis.call('HSET', KEYS[k], '', '') end
+  for _, k in ipairs({ 4, 5, 6, 7, 8, 10, 12, 13 }) do redis.call('HSET', KEYS[k], '', '') end
   redis.call('HSET', KEYS[9], 'epoch', m[1], 'schema', m[2], 'shards', m[3], 'ret', m[4], 'maxp', m[5])
   if ARGV[8] ~= '' then redis.call('HSET', KEYS[9], 'mode', ARGV[8]) end
   -- What is there without its meta was made and counted before.

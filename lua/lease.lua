@@ -12,6 +12,7 @@ KEYS[9]  meta        HASH
 KEYS[10] req         HASH consumer -> token and deadline of its last lease call
 KEYS[11] consumers   ZSET consumer by last call
 KEYS[12] revs        HASH id -> revision in the ledger
+KEYS[13] beats       HASH consumer -> time of its last beat, and what it said
 ARGV[1]  clock override in ms, 0 = the server's
 ARGV[2]  token, 16 random bytes, new for each call
 ARGV[3]  most tasks to lease, 0 to 500; 0 = only ask
@@ -49,6 +50,7 @@ if not m[1] or ledger and m[8] ~= 'ledger' then return { -9 } end -- or made aga
 if m[8] and not ledger then return { -15 } end
 local cv = tonumber(m[2] or '0')
 local last = redis.call('HGET', KEYS[10], consumer)
+if not last then redis.call('HLEN', KEYS[13]) end -- a new one clears up after old ones
 
 -- The baton: base:<group> lists the youngest runners as "generation:runner" with blanks between, youngest first. Registering
 -- is part of the first lease call, so a runner that dies before it works never sends the older one home.
@@ -205,6 +207,7 @@ if redis.call('ZADD', KEYS[11], at, consumer) == 1 then
   local gone = redis.call('ZRANGEBYSCORE', KEYS[11], '-inf', int(t - 3600000000), 'LIMIT', 0, 100)
   if #gone > 0 then
     redis.call('HDEL', KEYS[10], unpack(gone))
+    redis.call('HDEL', KEYS[13], unpack(gone))
     redis.call('ZREM', KEYS[11], unpack(gone))
   end
 end

@@ -31,6 +31,8 @@ var (
 	Get        = load("get")
 	List       = load("list")
 	Audit      = load("audit")
+	Beat       = load("beat")
+	Consumers  = load("consumers")
 
 	Put        = load("put")
 	Drop       = load("drop")

@@ -98,8 +98,36 @@ func (r *Reconciler) show(ctx context.Context, s *state, ids []string) error {
 		if err != nil && !errors.Is(err, delayq.ErrFull) {
 			return err
 		}
+		if shown.Newer > 0 {
+			if err := r.unconfirmed(ctx, s, ids); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+// unconfirmed counts those of ids that are open and not in Redis although they were just put there: Redis has refused them, because it
+// remembers their end at a newer revision. The rows are read again, since most refusals are tasks that have just moved on.
+func (r *Reconciler) unconfirmed(ctx context.Context, s *state, ids []string) error {
+	rows, err := r.lq.Rows(ctx, ids, false)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	var wants []delayq.LedgerWant
+	for i := range rows {
+		if r.q.InRedis(&rows[i], now) {
+			wants = append(wants, delayq.LedgerWant{ID: rows[i].ID, Rev: rows[i].Rev})
+		}
+	}
+	found, err := r.m.Check(ctx, wants)
+	for _, f := range found {
+		if f == delayq.FoundAbsent {
+			s.Counts.Unconfirmed++
+		}
+	}
+	return err
 }
 
 // redisPage checks the next entries of Redis against the ledger. Redis first is the order that needs no grace: an entry is made

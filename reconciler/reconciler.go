@@ -64,7 +64,10 @@ type Counts struct {
 	// RunningTooLong counts running tasks whose lease has run out: their consumer is gone or stuck. They are leased again and
 	// taken over by the next claim, which counts the lost lease.
 	RunningTooLong int64 `json:"running_too_long"`
-	Retired        int64 `json:"retired"` // deleted from the ledger after their retention
+	// Unconfirmed counts tasks that are open in the ledger although Redis was told that they ended: the ledger has lost what it once
+	// had, as after a failover or a restore from a backup. They cannot be put back while Redis remembers the end.
+	Unconfirmed int64 `json:"unconfirmed"`
+	Retired     int64 `json:"retired"` // deleted from the ledger after their retention
 }
 
 // A Report is what a call of Pass or Slice did.
@@ -99,6 +102,7 @@ type state struct {
 	LastFull   time.Time `json:"last_full"`
 	LastCounts Counts    `json:"last_counts"`
 	LastStrays time.Time `json:"last_strays"`
+	Sums       Counts    `json:"sums"` // of everything that was ever counted
 }
 
 type mark struct {
@@ -170,9 +174,10 @@ func (r *Reconciler) work(ctx context.Context, whole bool, until time.Time) (Rep
 	err = errors.Join(err, r.retain(ctx, &s, until)) // also when Redis is away
 	saving, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
-	err = errors.Join(err, r.save(saving, &s))
+	done := minus(s.Counts, before)
+	err = errors.Join(err, r.save(saving, &s, done))
 	rep := Report{
-		Queue: r.q.Name(), Counts: minus(s.Counts, before), Complete: complete, Pass: s.Counts, Coverage: coverage(&s), Began: s.Began,
+		Queue: r.q.Name(), Counts: done, Complete: complete, Pass: s.Counts, Coverage: coverage(&s), Began: s.Began,
 		LastFull: s.LastFull, Elapsed: time.Since(began),
 	}
 	r.log(ctx, &rep, err)
@@ -215,6 +220,7 @@ func (r *Reconciler) begin(ctx context.Context, s *state, whole bool) (Counts, e
 	*s = state{
 		Phase: phaseStrays, Total: rows + entries, Epochs: epochs, Began: time.Now(),
 		LastFull: s.LastFull, LastCounts: s.LastCounts, LastStrays: s.LastStrays,
+		Sums: s.Sums,
 	}
 	if agree && !whole && time.Since(s.LastStrays) < r.cfg.StraysEvery {
 		s.Phase = phaseLedger
@@ -236,9 +242,11 @@ func (r *Reconciler) step(ctx context.Context, s *state) error {
 	}
 }
 
-func (r *Reconciler) load(ctx context.Context) (state, error) {
+func (r *Reconciler) load(ctx context.Context) (state, error) { return stored(ctx, r.lq) }
+
+func stored(ctx context.Context, lq delayq.LedgerQueue) (state, error) {
 	var s state
-	raw, err := r.lq.State(ctx)
+	raw, err := lq.State(ctx)
 	if err != nil {
 		return s, err
 	}
@@ -248,7 +256,13 @@ func (r *Reconciler) load(ctx context.Context) (state, error) {
 	return s, nil
 }
 
-func (r *Reconciler) save(ctx context.Context, s *state) error {
+// save stores where the pass stands, and adds done to what the sums are by now: another reconciler may have added to them.
+func (r *Reconciler) save(ctx context.Context, s *state, done Counts) error {
+	now, err := r.load(ctx)
+	if err != nil {
+		return err
+	}
+	s.Sums = plus(now.Sums, done)
 	raw, err := json.Marshal(s)
 	if err != nil {
 		return err
@@ -295,7 +309,7 @@ func (r *Reconciler) log(ctx context.Context, rep *Report, err error) {
 	case c.Drift > 0 || c.RunningTooLong > 0:
 		r.cfg.Logger.Warn("reconciler: redis and the ledger differed", "queue", rep.Queue, "drift", c.Drift, "repaired", c.Repaired,
 			"restored", c.Restored, "moved", c.Moved, "dropped", c.Dropped, "quarantined", c.Quarantined, "lifted", c.Lifted,
-			"adopted", c.Adopted, "mended", c.Mended, "running_too_long", c.RunningTooLong)
+			"adopted", c.Adopted, "mended", c.Mended, "running_too_long", c.RunningTooLong, "unconfirmed", c.Unconfirmed)
 	}
 }
 
@@ -304,6 +318,9 @@ func minus(a, b Counts) Counts {
 		Rows: a.Rows - b.Rows, Entries: a.Entries - b.Entries, Drift: a.Drift - b.Drift, Repaired: a.Repaired - b.Repaired,
 		Restored: a.Restored - b.Restored, Moved: a.Moved - b.Moved, Dropped: a.Dropped - b.Dropped,
 		Quarantined: a.Quarantined - b.Quarantined, Lifted: a.Lifted - b.Lifted, Adopted: a.Adopted - b.Adopted,
-		Mended: a.Mended - b.Mended, RunningTooLong: a.RunningTooLong - b.RunningTooLong, Retired: a.Retired - b.Retired,
+		Mended: a.Mended - b.Mended, RunningTooLong: a.RunningTooLong - b.RunningTooLong, Unconfirmed: a.Unconfirmed - b.Unconfirmed,
+		Retired: a.Retired - b.Retired,
 	}
 }
+
+func plus(a, b Counts) Counts { return minus(a, minus(Counts{}, b)) }

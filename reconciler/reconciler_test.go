@@ -356,7 +356,7 @@ func TestAFullRedisEndsItsPass(t *testing.T) {
 func TestPassMakesAContainerAgain(t *testing.T) {
 	r := newRig(t, delayq.Config{})
 	r.add(3)
-	for _, name := range []string{"pending", "processing", "dead", "tasks", "state", "done:0", "errors", "req", "consumers", "revs"} {
+	for _, name := range []string{"pending", "processing", "dead", "tasks", "state", "done:0", "errors", "req", "consumers", "revs", "beats"} {
 		r.ok(r.rdb.Unlink(t.Context(), r.key+name).Err())
 		_, err := r.r.Pass(t.Context())
 		r.ok(err)
@@ -503,7 +503,7 @@ func TestSlicesGoOnWhereTheLastStopped(t *testing.T) {
 			}
 			break
 		}
-		if rep.Coverage <= 0 || rep.Coverage >= 1 {
+		if rep.Coverage <= 0 && rep.Pass.Rows > 0 || rep.Coverage >= 1 {
 			t.Errorf("coverage %v of %+v", rep.Coverage, rep)
 		}
 	}

@@ -120,7 +120,7 @@ func (d *dev) queueThere(ctx context.Context) (int, error) {
 
 // queueKeys is what a shard has, as lua/README.md lists it.
 var queueKeys = []string{
-	"pending", "processing", "dead", "tasks", "state", "done:0", "done:1", "errors", "meta", "req", "consumers", "revs",
+	"pending", "processing", "dead", "tasks", "state", "done:0", "done:1", "errors", "meta", "req", "consumers", "revs", "beats",
 }
 
 // removeQueue takes the queue away from a Redis that is somebody else's: without its ledger nobody can use it.

@@ -27,7 +27,7 @@ func (s *stage) vandalism() []vandalism {
 		{"a tenth of the records are deleted", func(ctx context.Context) error { return s.deleteSome(ctx, key("tasks"), 10) }},
 		{"a tenth of the leases' records are deleted", func(ctx context.Context) error { return s.deleteSome(ctx, key("state"), 10) }},
 	}
-	for _, name := range []string{"pending", "processing", "tasks", "state", "meta", "revs", "req"} {
+	for _, name := range []string{"pending", "processing", "tasks", "state", "meta", "revs", "req", "consumers", "beats"} {
 		ways = append(ways, vandalism{name + " is deleted", func(ctx context.Context) error { return s.rdb.Unlink(ctx, key(name)).Err() }})
 	}
 	return ways
