@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/delayq/toolkit/delayq"
+	"github.com/delayq/toolkit/monitor"
 )
 
 // measureDepth compares what lease and ack cost Redis in a deep queue with a queue of 10 thousand waiting tasks, one
@@ -41,7 +42,14 @@ func measureDepth(ctx context.Context, b *bench) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	scrape, err := b.scrape(ctx, big)
+	scrape, err := b.scrape(ctx, func() error {
+		_, err := big.Stats(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	look, err := b.look(ctx, big)
 	if err != nil {
 		return nil, err
 	}
@@ -50,6 +58,7 @@ func measureDepth(ctx context.Context, b *bench) ([]Row, error) {
 		compare("depth", "Redis CPU of lease + ack, "+waiting+" against 10 k, us", scattered, atMost(1.5)),
 		compare("depth/together", "the same for tasks that were enqueued together, us", together, bar{}),
 		single("depth/scrape", "Redis time of Stats with "+waiting+", ms", scrape, atMost(2)),
+		single("depth/look", "Redis time of a monitor's look at it and at 1,000 consumers, ms", look, atMost(2)),
 	}, nil
 }
 
@@ -123,44 +132,82 @@ func depthName(n int) string {
 	return fmt.Sprintf("%d k", n/1_000)
 }
 
-// scrape is the Redis time of one Stats call in milliseconds, by the server's own count. The scripts' time includes
-// that of the commands they call, so only calls from outside are added up.
-func (b *bench) scrape(ctx context.Context, q *delayq.Queue) (float64, error) {
+// look is the Redis time of all that a scrape of delayq monitor costs, with as many consumers as it ever reads.
+func (b *bench) look(ctx context.Context, q *delayq.Queue) (float64, error) {
+	const consumers = 1_000
+	for i := range consumers {
+		leases, err := q.Lease(ctx, delayq.LeaseOptions{Max: 1, Lease: time.Minute, Consumer: fmt.Sprintf("consumer-%d", i)})
+		if err == nil && len(leases) > 0 {
+			err = q.Ack(ctx, leases...)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	m, err := monitor.New(monitor.Config{Redis: b.rdb, Queues: []string{q.Name()}})
+	if err != nil {
+		return 0, err
+	}
+	see := func() error {
+		v := m.Look(ctx)
+		if err := errors.Join(v.Err, v.Queues[0].Err); err != nil {
+			return err
+		}
+		if n := len(v.Queues[0].Consumers); n != consumers {
+			return fmt.Errorf("the look has seen %d consumers of %d", n, consumers)
+		}
+		return nil
+	}
+	if err := see(); err != nil { // which opens the queue
+		return 0, err
+	}
+	return b.scrape(ctx, see)
+}
+
+// scrape is the Redis time of one call in milliseconds, by the server's own count. The scripts' time includes that of the commands they
+// call, so only calls from outside are added up.
+func (b *bench) scrape(ctx context.Context, call func() error) (float64, error) {
 	const calls = 50
 	if err := b.rdb.ConfigResetStat(ctx).Err(); err != nil {
 		return 0, err
 	}
 	for range calls {
-		if _, err := q.Stats(ctx); err != nil {
+		if err := call(); err != nil {
 			return 0, err
 		}
 	}
-	var total float64
-	for _, script := range []string{"evalsha", "evalsha_ro"} {
-		usec, err := b.scriptTime(ctx, script)
-		if err != nil {
-			return 0, err
-		}
-		total += usec
+	scripts, err := b.commandTime(ctx, "evalsha", "evalsha_ro")
+	if err != nil {
+		return 0, err
 	}
-	if total == 0 {
-		return 0, errors.New("no script was called by Stats: the row measures nothing")
+	if scripts == 0 {
+		return 0, errors.New("no script was called: the row measures nothing")
 	}
-	return total / calls / 1_000, nil
+	others, err := b.commandTime(ctx, "info", "time") // TIME inside a script is counted twice: a microsecond
+	return (scripts + others) / calls / 1_000, err
 }
 
-// scriptTime is the microseconds that the server has spent in a command since the last reset, 0 for none.
-func (b *bench) scriptTime(ctx context.Context, command string) (float64, error) {
+// commandTime is the microseconds that the server has spent in commands since the last reset, 0 for none.
+func (b *bench) commandTime(ctx context.Context, commands ...string) (float64, error) {
 	text, err := b.rdb.Info(ctx, "commandstats").Result()
 	if err != nil {
 		return 0, err
 	}
+	total := 0.0
 	for line := range strings.Lines(text) {
-		if fields, ok := strings.CutPrefix(line, "cmdstat_"+command+":"); ok {
+		for _, command := range commands {
+			fields, ok := strings.CutPrefix(line, "cmdstat_"+command+":")
+			if !ok {
+				continue
+			}
 			_, usec, _ := strings.Cut(fields, "usec=")
 			usec, _, _ = strings.Cut(usec, ",")
-			return strconv.ParseFloat(usec, 64)
+			n, err := strconv.ParseFloat(usec, 64)
+			if err != nil {
+				return 0, err
+			}
+			total += n
 		}
 	}
-	return 0, nil
+	return total, nil
 }

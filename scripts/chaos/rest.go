@@ -56,6 +56,7 @@ func (s *stage) finish(ctx context.Context) (problems []problem) {
 	problems = append(problems, differ[:min(len(differ), 20)]...)
 	s.stopAll(bad)
 	s.quiet(ctx, bad)
+	s.fallDue(ctx, bad)
 	s.cancelParked(ctx, bad)
 	if differ, err := s.compare(ctx); err != nil || len(differ) > 0 {
 		bad("I10", "after the last cancel: %v %v", err, differ[:min(len(differ), 3)])
@@ -125,24 +126,6 @@ func (s *stage) quiet(ctx context.Context, bad func(rule, format string, args ..
 		}
 	}
 	s.gauges(ctx, bad)
-}
-
-// gauges equal what can be counted.
-func (s *stage) gauges(ctx context.Context, bad func(rule, format string, args ...any)) {
-	stats, err := s.q.Stats(ctx)
-	if err != nil {
-		bad("I9", "stats: %v", err)
-		return
-	}
-	var waiting, dead int64
-	if err := s.pool.QueryRow(ctx, `select count(*) filter (where status in ('pending', 'retry')), count(*) filter (where status = 'dead')
-		from delayq.task where queue > 0`).Scan(&waiting, &dead); err != nil {
-		bad("I9", "%v", err)
-	}
-	if stats.Pending != waiting || stats.Due != 0 || stats.Processing != 0 || stats.Dead != dead {
-		bad("I9", "stats say %d wait, %d are due, %d run and %d are dead; counted are %d, 0, 0 and %d",
-			stats.Pending, stats.Due, stats.Processing, stats.Dead, waiting, dead)
-	}
 }
 
 // cancelParked ends the tasks that were only there to be compared.

@@ -38,6 +38,7 @@ type stage struct {
 	pool       *pgxpool.Pool
 	rdb        *redis.Client
 	q          *delayq.Queue
+	led        *ledger.Ledger
 	cfg        roleConfig // of all processes
 	toRedis    *servers.Proxy
 	toPostgres *servers.Proxy
@@ -144,6 +145,7 @@ func (s *stage) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.led = led
 	s.cfg.Queue, s.cfg.Shards, s.cfg.Dir, s.cfg.Redis, s.cfg.Seed = "chaos/"+s.name, 2, s.dir, s.redis.Addr(), s.seed
 	s.cfg.Horizon, s.cfg.Lease, s.cfg.MaxLost, s.cfg.MaxSkew = s.horizon, lease, s.maxLost(), s.maxSkew
 	s.cfg.Concurrency, s.cfg.Clocks, s.cfg.Every = 16, s.clocks, time.Second

@@ -149,6 +149,30 @@ func NewPgBouncer(t T, target *Postgres, poolSize int) *PgBouncer {
 	return b
 }
 
+// NeedPrometheus is NeedRedis for the programs of Prometheus.
+func NeedPrometheus(t T) {
+	t.Helper()
+	need(t, prometheusProgram)
+	need(t, PromtoolProgram)
+}
+
+// NewPrometheus starts a Prometheus with that configuration, and files beside it, that ends with the test.
+func NewPrometheus(t T, config string, files map[string]string) *Prometheus {
+	t.Helper()
+	NeedPrometheus(t)
+	p, err := StartPrometheus(config, files)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of prometheus:\n%s", p.Log())
+		}
+		p.Stop()
+	})
+	return p
+}
+
 // NewProxy starts a proxy in front of target that ends with the test.
 func NewProxy(t T, target string) *Proxy {
 	t.Helper()
