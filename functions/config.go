@@ -24,7 +24,8 @@ const envPrefix = "DELAYQ_"
 // the environment variable it is read from. Durations are written the Go way: 500ms, 30s, 5m. A
 // variable that is unset, empty or zero means the default.
 //
-// The reconciler does not use Concurrency, Lease, Timeout, MaxPoll, IdleExit, BatonGroup and Runners.
+// The reconciler and the monitor do not use Concurrency, Lease, Timeout, MaxPoll, IdleExit, BatonGroup and Runners, and the monitor
+// alone uses MonitorToken and MetricsNamespace.
 type Config struct {
 	// RedisURL is where Redis is: redis://host:6379/0, rediss://host:6379 for TLS, or
 	// unix:///path. Options of the client go in the query, as in ?dial_timeout=2s. Never logged.
@@ -119,6 +120,17 @@ type Config struct {
 	// "#!lua flags=allow-key-locking" on Upstash.
 	ScriptHeader string `env:"SCRIPT_HEADER"`
 
+	// MonitorToken is what a request to the monitor must bring, as "Authorization: Bearer <token>". Never logged.
+	//
+	// Empty means that no request is served. At least 16 characters.
+	MonitorToken Secret `env:"MONITOR_TOKEN"`
+
+	// MetricsNamespace is the namespace of the CloudWatch metrics that the monitor writes. Give each deployment one of its own: the
+	// metrics of the whole have no dimension that would tell two apart.
+	//
+	// Defaults to "delayq". 1 to 255 of letters, digits, spaces and . - _ / # :, and not "AWS/..." nor a colon first.
+	MetricsNamespace string `env:"METRICS_NAMESPACE"`
+
 	// AllowEviction opens queues although Redis may evict their data when it is full.
 	AllowEviction bool `env:"ALLOW_EVICTION"`
 
@@ -206,6 +218,12 @@ func wanted(t reflect.Type) string {
 // queueName is delayq.Open's rule, looked at here so that a wrong name is listed with the rest.
 var queueName = regexp.MustCompile(`^[A-Za-z0-9._:/-]{1,128}$`)
 
+// shortestToken keeps a token from being guessed; "openssl rand -hex 32" makes a longer one.
+const shortestToken = 16
+
+// metricsNamespace is CloudWatch's rule: it drops lines that break it.
+var metricsNamespace = regexp.MustCompile(`^[A-Za-z0-9._/# -][A-Za-z0-9._/#: -]{0,254}$`)
+
 // problems lists every value that is out of range. Zero is always in range: it is the default.
 func (c *Config) problems() []problem {
 	var wrong []problem
@@ -227,6 +245,12 @@ func (c *Config) problems() []problem {
 	}
 	if c.Horizon != 0 && c.Horizon < time.Second {
 		bad("HORIZON", "must be at least 1 s, got %s", c.Horizon)
+	}
+	if n := len(c.MonitorToken); n > 0 && n < shortestToken {
+		bad("MONITOR_TOKEN", "must be at least %d characters, got %d", shortestToken, n)
+	}
+	if c.MetricsNamespace != "" && !metricsNamespace.MatchString(c.MetricsNamespace) || strings.HasPrefix(c.MetricsNamespace, "AWS/") {
+		bad("METRICS_NAMESPACE", "%.260q is not 1 to 255 of letters, digits, spaces and . - _ / # :, or begins with AWS/ or a colon", c.MetricsNamespace)
 	}
 	wc := c.worker()
 	if wc.MaxPoll != 0 && wc.MaxPoll < minPoll {

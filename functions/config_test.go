@@ -24,13 +24,17 @@ func TestConfigFromEnv(t *testing.T) {
 		"DELAYQ_REDIS_CLUSTER":  "true",
 		"DELAYQ_DATABASE_URL":   "postgres://localhost/shop",
 		"DELAYQ_HORIZON":        "1h",
+
+		"DELAYQ_MONITOR_TOKEN":     "0123456789abcdef",
+		"DELAYQ_METRICS_NAMESPACE": "shop/delayq #1",
 	})
 	if err := asError(wrong); err != nil {
 		t.Fatal(err)
 	}
 	if got.RedisPassword != "hunter2" || strings.Join(got.Queues, " ") != "orders mail" || got.Shards != 4 || got.Concurrency != 0 ||
 		got.Lease != 45*time.Second || got.LogLevel != slog.LevelDebug || !got.RedisCluster ||
-		got.DatabaseURL != "postgres://localhost/shop" || got.Horizon != time.Hour {
+		got.DatabaseURL != "postgres://localhost/shop" || got.Horizon != time.Hour ||
+		got.MonitorToken != "0123456789abcdef" || got.MetricsNamespace != "shop/delayq #1" {
 		t.Errorf("read %+v", got)
 	}
 }
@@ -47,6 +51,9 @@ func TestConfigErrorListsEverythingWrong(t *testing.T) {
 		"DELAYQ_TIMEOUT":       "-5s",
 		"DELAYQ_MARGIN":        "50ms",
 		"DELAYQ_QUEUES":        "orders, ,mail,orders",
+
+		"DELAYQ_MONITOR_TOKEN":     "0123456789abcde",
+		"DELAYQ_METRICS_NAMESPACE": ":a",
 	})
 	err := asError(wrong)
 	if err == nil {
@@ -64,6 +71,8 @@ func TestConfigErrorListsEverythingWrong(t *testing.T) {
 		`DELAYQ_MARGIN: must be at least 100 ms, got 50ms`,
 		`DELAYQ_QUEUES: "" is not 1 to 128 of letters`,
 		`DELAYQ_QUEUES: "orders" is there twice`,
+		`DELAYQ_MONITOR_TOKEN: must be at least 16 characters, got 15`,
+		`DELAYQ_METRICS_NAMESPACE: ":a" is not 1 to 255 of letters`,
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in: %v", want, err)
@@ -77,7 +86,7 @@ func TestConfigErrorListsEverythingWrong(t *testing.T) {
 func TestConfigKeepsSecrets(t *testing.T) {
 	cfg := Config{
 		RedisURL: "redis://:hunter2@localhost", RedisPassword: "hunter2",
-		DatabaseURL: "postgres://u:hunter2@localhost/shop", DatabasePassword: "hunter2",
+		DatabaseURL: "postgres://u:hunter2@localhost/shop", DatabasePassword: "hunter2", MonitorToken: "hunter2",
 	}
 	var logged strings.Builder
 	slog.New(slog.NewJSONHandler(&logged, nil)).Info("", "cfg", cfg, "url", cfg.RedisURL)

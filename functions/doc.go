@@ -31,6 +31,20 @@
 // [Reconciler]. The pool of an environment is small and bears poolers by transaction, such as
 // PgBouncer and RDS Proxy. A database that is away fails the invocation, and the next one tries again.
 //
+// # How the queues are
+//
+// A third function, functions/monitor, looks at the queues once a minute and writes what it sees to its log, in CloudWatch's Embedded
+// Metric Format; template.yaml has alarms on these metrics. A tick of it succeeds although Redis or the database is away, because it has
+// said so: the metrics are then RedisUp 0 and ScrapeError 1, and no number of an earlier look. When it can say nothing at all its
+// invocation fails, and the metrics are missing; the alarm on ScrapeError takes that for the same.
+//
+// Counters are totals, as Redis keeps them; their growth is DIFF of the Maximum, in CloudWatch's metric math. A process that lives for
+// a while cannot know what was counted before it or beside it.
+//
+// Behind a function URL the same program serves Prometheus: GET /metrics with "Authorization: Bearer" and DELAYQ_MONITOR_TOKEN. Lambda
+// lets everybody call such a URL, so template.yaml gives it a function of its own: refused calls cannot use up the places of the ticks.
+// See [Monitor].
+//
 // # What an invocation can leave behind
 //
 // Nothing, if it ends by itself: tasks it had not started are given back, tasks it had are done

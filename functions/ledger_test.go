@@ -294,6 +294,9 @@ func TestOneInvocationOutsideLambda(t *testing.T) {
 	if out, code := run(reconcilerBin, b.vars, "-for", "20s"); code != 0 || !strings.Contains(out, `"complete":true`) {
 		t.Errorf("reconciler: %d\n%s", code, out)
 	}
+	if out, code := run(monitorBin, b.vars, "-for", "20s"); code != 0 || !strings.Contains(out, `"SucceededTotal":1`) || !strings.Contains(out, `"queues":1`) {
+		t.Errorf("monitor: %d\n%s", code, out)
+	}
 	if out, code := run(reconcilerBin, nil, "-for", "20s"); code != 1 || !strings.Contains(out, "DELAYQ_DATABASE_URL: is not set") {
 		t.Errorf("without variables: %d\n%s", code, out)
 	}

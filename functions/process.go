@@ -3,6 +3,7 @@ package functions
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"sync"
@@ -54,6 +55,7 @@ type process struct {
 	rdb      redis.UniversalClient
 	database *pgxpool.Config // nil where led was given, or there is to be none
 	log      *slog.Logger
+	metrics  io.Writer // the monitor's
 	warm     atomic.Bool
 
 	mu     sync.Mutex
@@ -134,6 +136,16 @@ func (p *process) open(ctx context.Context, name string) (*delayq.Queue, error) 
 	}
 	p.queues[name] = q
 	return q, nil
+}
+
+// ledger returns the ledger, opened by this invocation or by an earlier one.
+func (p *process) ledger(ctx context.Context) (delayq.Ledger, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.openLedger(ctx); err != nil {
+		return nil, err
+	}
+	return p.led, nil
 }
 
 // openLedger looks at the database's schema, once. Its caller holds mu.

@@ -36,7 +36,7 @@ type environment struct {
 }
 
 type event struct {
-	id       string
+	id, body string
 	deadline time.Time
 }
 
@@ -84,7 +84,7 @@ func (e *environment) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Lambda-Runtime-Aws-Request-Id", ev.id)
 			w.Header().Set("Lambda-Runtime-Deadline-Ms", fmt.Sprint(ev.deadline.UnixMilli()))
 			w.Header().Set("Lambda-Runtime-Invoked-Function-Arn", "arn:aws:lambda:us-east-1:1:function:worker")
-			_, _ = io.WriteString(w, `{}`)
+			_, _ = io.WriteString(w, ev.body)
 		case <-r.Context().Done():
 		}
 		return
@@ -103,7 +103,7 @@ func (e *environment) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.raw = body
 		err = json.Unmarshal(body, &a.Summary)
 		var other *json.UnmarshalTypeError
-		if errors.As(err, &other) { // a reconciler's
+		if errors.As(err, &other) { // another function's
 			err = nil
 		}
 	} else {
@@ -118,11 +118,17 @@ func (e *environment) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.answers <- a
 }
 
-// start hands the process an event that has budget to live, and does not wait for the answer.
+// start hands the process a tick that has budget to live, and does not wait for the answer.
 func (e *environment) start(budget time.Duration) event {
 	e.t.Helper()
+	return e.startWith(`{}`, budget)
+}
+
+// startWith is start with another event.
+func (e *environment) startWith(body string, budget time.Duration) event {
+	e.t.Helper()
 	e.n++
-	ev := event{id: fmt.Sprintf("%d-%d", e.cmd.Process.Pid, e.n), deadline: time.Now().Add(budget)}
+	ev := event{id: fmt.Sprintf("%d-%d", e.cmd.Process.Pid, e.n), body: body, deadline: time.Now().Add(budget)}
 	select {
 	case e.events <- ev:
 	case <-e.exited:
@@ -229,6 +235,7 @@ var (
 	buildDir      string
 	workerBin     = sync.OnceValues(func() (string, error) { return build("worker") })
 	reconcilerBin = sync.OnceValues(func() (string, error) { return build("reconciler") })
+	monitorBin    = sync.OnceValues(func() (string, error) { return build("monitor") })
 	testworker    = sync.OnceValues(func() (string, error) { return build("internal/testworker") })
 )
 

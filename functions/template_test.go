@@ -23,10 +23,18 @@ import (
 
 // configs says which struct a function reads its environment into, unread what of it a function has no use for.
 var (
-	configs = map[string]any{"WorkerFunction": &Config{}, "ReconcilerFunction": &Config{}}
-	unread  = map[string][]string{"ReconcilerFunction": {
+	configs = map[string]any{
+		"WorkerFunction": &Config{}, "ReconcilerFunction": &Config{}, "MonitorFunction": &Config{}, "MetricsFunction": &Config{},
+	}
+	ofWorkers = []string{
 		"DELAYQ_CONCURRENCY", "DELAYQ_LEASE", "DELAYQ_TIMEOUT", "DELAYQ_MAX_POLL", "DELAYQ_IDLE_EXIT", "DELAYQ_BATON_GROUP", "DELAYQ_RUNNERS",
-	}}
+	}
+	unread = map[string][]string{
+		"WorkerFunction":     {"DELAYQ_MONITOR_TOKEN", "DELAYQ_METRICS_NAMESPACE"},
+		"ReconcilerFunction": append([]string{"DELAYQ_MONITOR_TOKEN", "DELAYQ_METRICS_NAMESPACE"}, ofWorkers...),
+		"MonitorFunction":    append([]string{"DELAYQ_MONITOR_TOKEN"}, ofWorkers...),
+		"MetricsFunction":    append([]string{"DELAYQ_METRICS_NAMESPACE"}, ofWorkers...),
+	}
 )
 
 const templatePath = "../template.yaml"
@@ -136,6 +144,8 @@ func templateProblems(text string) []string {
 	t.sections()
 	t.references(t.root, nil)
 	t.parameters()
+	t.alarms()
+	t.urls()
 	for name, r := range t.section("Resources") {
 		t.resource(name, asMap(r))
 	}
@@ -320,6 +330,7 @@ func (t *template) resource(name string, r map[string]any) {
 		if t.value(properties["RetentionInDays"]) == nil {
 			t.bad("%s: no RetentionInDays: logs would be kept for ever", name)
 		}
+	case "AWS::CloudWatch::Alarm", "AWS::Lambda::Url", "AWS::Lambda::Permission": // alarms and urls look at them
 	default:
 		t.bad("%s: unknown type %v", name, r["Type"])
 	}
@@ -446,7 +457,7 @@ func (f *function) environment() {
 		if !read[name] {
 			f.bad("%s is set, and nothing reads it", name)
 		}
-		if strings.HasSuffix(name, "_PASSWORD") && !strings.Contains(fmt.Sprint(v), "{{resolve:secretsmanager:") {
+		if (strings.HasSuffix(name, "_PASSWORD") || strings.HasSuffix(name, "_TOKEN")) && !strings.Contains(fmt.Sprint(v), "{{resolve:secretsmanager:") {
 			f.bad("%s does not come from a secret store", name)
 		}
 	}
@@ -486,7 +497,7 @@ var rate = regexp.MustCompile(`^rate\((?:1 minute|([2-9]|[1-9]\d+) minutes)\)$`)
 
 func (f *function) events() {
 	events := asMap(f.get("Events"))
-	if len(events) == 0 {
+	if len(events) == 0 && !f.hasURL() {
 		f.bad("no event starts it")
 	}
 	if f.seconds("Timeout") > 900*time.Second {
@@ -502,6 +513,16 @@ func (f *function) events() {
 			f.bad("%s: event type %v", name, event["Type"])
 		}
 	}
+}
+
+func (f *function) hasURL() bool {
+	for _, r := range f.section("Resources") {
+		target, _ := asMap(asMap(asMap(r)["Properties"])["TargetFunctionArn"])["Fn::GetAtt"].([]any)
+		if asMap(r)["Type"] == "AWS::Lambda::Url" && len(target) == 2 && target[0] == f.name {
+			return true
+		}
+	}
+	return false
 }
 
 // schedule holds a ticking function to two rules: a tick is never repeated, in either of the two
@@ -533,6 +554,24 @@ func (f *function) schedule(name string, p map[string]any) {
 		f.baton(tick)
 	case "ReconcilerFunction":
 		f.slices(tick)
+	case "MonitorFunction":
+		f.looks(tick)
+	}
+}
+
+// looks holds the monitor to what its alarms rely on: a look each minute, that is neither cut short nor throttled.
+func (f *function) looks(tick time.Duration) {
+	if timeout := f.seconds("Timeout"); tick > time.Minute || timeout > tick || timeout < 15*time.Second {
+		f.bad("Timeout %s: want 15s to a tick, %s, and that a minute", timeout, tick)
+	}
+	f.reserve()
+	f.config()
+}
+
+// reserve wants a place for a tick that comes while the one before is not through.
+func (f *function) reserve() {
+	if reserve, _ := f.get("ReservedConcurrentExecutions").(int); reserve < 2 {
+		f.bad("ReservedConcurrentExecutions %d: want 2, or the next tick is throttled by the end of the last", reserve)
 	}
 }
 
@@ -547,9 +586,7 @@ func (f *function) slices(tick time.Duration) {
 	if timeout := f.seconds("Timeout"); timeout > tick || timeout < 30*time.Second {
 		f.bad("Timeout %s: want 30s to a tick, %s", timeout, tick)
 	}
-	if reserve, _ := f.get("ReservedConcurrentExecutions").(int); reserve < 2 {
-		f.bad("ReservedConcurrentExecutions %d: want 2, or the next tick is throttled by the end of the last", reserve)
-	}
+	f.reserve()
 }
 
 func (f *function) baton(tick time.Duration) {

@@ -535,6 +535,15 @@ func TestRuntimeInterfaceEmulator(t *testing.T) {
 			t.Errorf("%+v\n%s", s, log)
 		}
 	})
+	t.Run("monitor", func(t *testing.T) {
+		b, _ := newLedgerBench(t, servers.SharedRedis(t))
+		b.enqueueMany(3)
+		var s Watched
+		log := emulate(t, b, "monitor", &s)
+		if s.Queues != 1 || s.Errors != nil || !s.ColdStart || !strings.Contains(log, `"TasksDue":3`) {
+			t.Errorf("%+v\n%s", s, log)
+		}
+	})
 }
 
 // The same code without a runtime, a client or an environment: what "delayq dev" runs.
