@@ -1,0 +1,82 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/delayq/toolkit/delayq"
+)
+
+type searchData struct {
+	Find, ID string
+	Queue    bool // there is a queue of that name
+	Found    []delayq.Info
+	Silent   []string // queues that could not be asked
+	Looked   int
+}
+
+// search looks an id up in all queues, each with one call. Ids are exact: there is no index of parts of them.
+func (c *Console) search(w http.ResponseWriter, r *http.Request) {
+	d := searchData{Find: r.URL.Query().Get("find")}
+	d.ID = typedID(d.Find)
+	if d.ID == "" || len(d.ID) > 256 {
+		c.show(w, r, http.StatusOK, "search", text("search.title"), d)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), patience)
+	defer cancel()
+	view, err := c.views.now(ctx)
+	if err == nil {
+		err = view.Err
+	}
+	if err != nil {
+		c.fail(w, r, err)
+		return
+	}
+	found := make([]*delayq.Info, len(view.Queues))
+	silent := make([]bool, len(view.Queues))
+	slots := make(chan struct{}, 8)
+	var all sync.WaitGroup
+	for i := range view.Queues {
+		all.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			q, err := c.m.Queue(ctx, view.Queues[i].Name)
+			if err == nil {
+				found[i], err = q.Get(ctx, d.ID)
+			}
+			silent[i] = err != nil && !errors.Is(err, delayq.ErrNotFound) && !errors.Is(err, delayq.ErrNoQueue)
+		})
+	}
+	all.Wait()
+	for i := range view.Queues {
+		name := view.Queues[i].Name
+		d.Queue = d.Queue || name == d.ID
+		switch {
+		case silent[i]:
+			d.Silent = append(d.Silent, name)
+		case found[i] != nil:
+			d.Found = append(d.Found, *found[i])
+		}
+	}
+	d.Looked = len(view.Queues)
+	if len(d.Found) == 1 && len(d.Silent) == 0 && !d.Queue {
+		http.Redirect(w, r, "/queue/"+segment(d.Found[0].Queue)+"/task/"+segment(d.ID), http.StatusSeeOther)
+		return
+	}
+	c.show(w, r, http.StatusOK, "search", text("search.title"), d)
+}
+
+// typedID is the id that somebody has typed: as it is, or in quotes as pages show ids that cannot be typed.
+func typedID(s string) string {
+	if len(s) > 1 && s[0] == '"' {
+		if id, err := strconv.Unquote(s); err == nil {
+			return id
+		}
+	}
+	return strings.TrimSpace(s)
+}

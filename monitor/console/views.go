@@ -1,0 +1,128 @@
+package console
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/delayq/toolkit/monitor"
+)
+
+const (
+	fresh     = 2 * time.Second // a view so young is shown again
+	spacing   = 4 * time.Second // samples of the charts are no closer
+	period    = 10 * time.Second
+	mostKept  = 1440 // samples a queue: 4 h at the period
+	rateOver  = time.Minute
+	quantOver = 5 * time.Minute
+)
+
+// views looks at the queues for all who ask, at most once in a while, and keeps samples for the charts.
+type views struct {
+	look func(context.Context) *monitor.View
+	once singleflight.Group
+
+	mu     sync.Mutex
+	last   *monitor.View
+	seen   time.Time
+	series map[string]*series // by queue; "" is all of them together
+}
+
+func newViews(look func(context.Context) *monitor.View) *views {
+	return &views{look: look, series: map[string]*series{}}
+}
+
+// now is what the queues look like, at most fresh ago.
+func (v *views) now(ctx context.Context) (*monitor.View, error) {
+	v.mu.Lock()
+	last, seen := v.last, v.seen
+	v.mu.Unlock()
+	if last != nil && time.Since(seen) < fresh {
+		return last, nil
+	}
+	// The one that is let go by its own caller still serves the others.
+	found := v.once.DoChan("", func() (any, error) {
+		view := v.look(context.WithoutCancel(ctx))
+		v.keep(view)
+		return view, nil
+	})
+	select {
+	case got := <-found:
+		return got.Val.(*monitor.View), nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (v *views) run(ctx context.Context) {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		_, _ = v.now(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (v *views) keep(view *monitor.View) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.last, v.seen = view, time.Now()
+	if view.Err != nil {
+		return
+	}
+	all := sample{at: view.At}
+	complete := true
+	here := map[string]bool{"": true}
+	for i := range view.Queues {
+		q := &view.Queues[i]
+		here[q.Name] = true
+		if q.Err != nil || q.Stats == nil {
+			complete = false
+			continue
+		}
+		s := sampleOf(view.At, q.Stats)
+		v.of(q.Name).add(s)
+		all.plus(&s)
+	}
+	if complete { // or the sums would dip for a queue that did not answer
+		v.of("").add(all)
+	}
+	for name := range v.series { // so that names that come and go do not pile up
+		if !here[name] {
+			delete(v.series, name)
+		}
+	}
+}
+
+func (v *views) of(name string) *series {
+	if v.series[name] == nil {
+		v.series[name] = &series{}
+	}
+	return v.series[name]
+}
+
+// points are the samples of a queue since a time.
+func (v *views) points(queue string, since time.Time) []point {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if s := v.series[queue]; s != nil {
+		return s.since(since)
+	}
+	return nil
+}
+
+// recent is what a queue has done of late.
+func (v *views) recent(queue string) recent {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if s := v.series[queue]; s != nil {
+		return s.recent()
+	}
+	return recent{}
+}
