@@ -127,20 +127,26 @@ func (b *booked) flags(cmd *cobra.Command) {
 		"all that open the queue; default $"+horizonVar+", no such bound if that is not set")
 }
 
-// into opens the ledger, if there is to be one, and puts it into cfg. It returns the ledger's pool, which is to be closed, or nil.
-func (b *booked) into(ctx context.Context, cfg *delayq.Config) (*pgxpool.Pool, error) {
+// bound is the horizon, 0 for none. It fills in what the flags leave open.
+func (b *booked) bound() (time.Duration, error) {
 	horizon := b.horizon
 	if v := os.Getenv(horizonVar); horizon == 0 && v != "" {
 		var err error
 		if horizon, err = time.ParseDuration(v); err != nil {
-			return nil, usagef("%s: want a duration such as 1h", horizonVar)
+			return 0, usagef("%s: want a duration such as 1h", horizonVar)
 		}
 	}
-	if b.fromEnv(); b.url == "" {
-		if horizon != 0 {
-			return nil, usagef("--horizon: only a ledger keeps tasks beyond it; name its --database")
-		}
-		return nil, nil
+	if b.fromEnv(); b.url == "" && horizon != 0 {
+		return 0, usagef("--horizon: only a ledger keeps tasks beyond it; name its --database")
+	}
+	return horizon, nil
+}
+
+// into opens the ledger, if there is to be one, and puts it into cfg. It returns the ledger's pool, which is to be closed, or nil.
+func (b *booked) into(ctx context.Context, cfg *delayq.Config) (*pgxpool.Pool, error) {
+	horizon, err := b.bound()
+	if err != nil || b.url == "" {
+		return nil, err
 	}
 	led, pool, err := b.open(ctx, 4)
 	if err != nil {

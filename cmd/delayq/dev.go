@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +16,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/delayq/toolkit/delayq"
+	"github.com/delayq/toolkit/delayq/ledger"
 	"github.com/delayq/toolkit/functions"
+	"github.com/delayq/toolkit/monitor"
+	"github.com/delayq/toolkit/monitor/console"
 )
 
 // drainLimit is how long past the last due time dev waits for tasks before it calls them lost.
@@ -38,6 +42,8 @@ type dev struct {
 	shards     int
 	runFor     time.Duration
 	json       bool
+	console    bool
+	page       net.Listener // of the console; nil without
 }
 
 func newDev() *cobra.Command {
@@ -78,6 +84,7 @@ Exit status: 0 all is well, 1 something was lost, early, done twice or wrong in 
 	f.DurationVar(&d.every, "every", time.Minute, "interval of the schedule")
 	f.IntVar(&d.shards, "shards", 0, "shards of a new queue; for an existing one 0 or what it has")
 	f.DurationVar(&d.runFor, "for", 0, "stop placing orders after this time; 0 goes on until Ctrl-C")
+	f.BoolVar(&d.console, "console", true, "serve the web console on a free port of this machine")
 	f.BoolVar(&d.json, "json", false, "print the summary as one JSON object")
 	return cmd
 }
@@ -118,11 +125,23 @@ func (d *dev) run(cmd *cobra.Command) error {
 		d.url = "redis://" + embedded.Addr()
 	}
 	err := d.chooseDatabase(placing, v, &left)
+	if d.console && err == nil {
+		var lc net.ListenConfig
+		if d.page, err = lc.Listen(placing, "tcp", "127.0.0.1:0"); err == nil {
+			defer d.page.Close()
+		}
+	}
 	v.show(d)
 	sys := &system{view: v}
 	if err == nil {
 		defer sys.close()
 		err = d.build(placing, sys, &left)
+	}
+	if err == nil && d.page != nil {
+		var stop func()
+		if stop, err = d.openPage(cmd.Context(), sys); err == nil {
+			defer stop()
+		}
 	}
 	if placing.Err() != nil {
 		return failf("stopped before the first order")
@@ -225,6 +244,25 @@ func (d *dev) build(ctx context.Context, sys *system, left *leftovers) (err erro
 	sys.shop.patience += d.every // a reconciler's period, at worst
 	sys.mends = d.platform(log, func() invoke { return d.reconciler(sys, cloudLedger) })
 	return nil
+}
+
+// openPage serves the console. On a Redis that is somebody else's it shows this queue alone, and no payloads.
+func (d *dev) openPage(ctx context.Context, sys *system) (stop func(), err error) {
+	watch := monitor.Config{Redis: sys.aside}
+	cfg := console.Config{ShowPayloads: !d.guestRedis, Logger: slog.New(slog.NewTextHandler(sys.view, &slog.HandlerOptions{Level: slog.LevelError}))}
+	if d.guestRedis {
+		watch.Queues = []string{d.queue}
+	}
+	if sys.kept != nil {
+		led := sys.kept.ledgers[2]
+		watch.Ledger = led
+		cfg.History = historyOf(func(context.Context) (*ledger.Ledger, error) { return led, nil })
+	}
+	m, err := monitor.New(watch)
+	if err != nil {
+		return nil, err
+	}
+	return serveConsole(ctx, d.page, m, cfg)
 }
 
 // mostCounted bounds what the ledger counts, which takes its time.

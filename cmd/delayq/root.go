@@ -22,7 +22,14 @@ func newRoot() *cobra.Command {
   delayq dev                         the whole system in one process, on a Redis of its own
   delayq enqueue, cancel, reschedule give it tasks and change them
   delayq get, list, stats, audit     look at a queue
+  delayq replay, purge               put dead letters back, or delete them
   delayq work --exec ./handler       run each due task as a process
+  delayq monitor                     serve the metrics of all queues to Prometheus
+
+When something is wrong, or to see that nothing is:
+
+  delayq doctor                      what is wrong, in plain words, and what to do
+  delayq top, queues                 all queues, live, or their names
 
 A queue with a ledger keeps every task in PostgreSQL too, and loses none when Redis loses its data. Each verb takes --database then.
 
@@ -30,7 +37,8 @@ A queue with a ledger keeps every task in PostgreSQL too, and loses none when Re
   delayq reconcile                   repair Redis from the ledger, once or all the time
   delayq history ID                  what has happened to a task
 
-Exit status: 0 done, 1 failed or not found, 2 wrong usage or wrong input.
+Exit status: 0 done, 1 failed or not found, 2 wrong usage or wrong input; of doctor also 3 warnings, 4 critical.
+"delayq completion bash" (zsh, fish, powershell) prints completion for a shell, names of queues included; --help says how to load it.
 An id that begins with "-" goes after "--":  delayq get --queue orders -- -1`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -46,7 +54,8 @@ An id that begins with "-" goes after "--":  delayq get --queue orders -- -1`,
 		return usagef("%w; see %s --help", err, cmd.CommandPath())
 	})
 	root.AddCommand(newDev(), newEnqueue(), newGet(), newCancel(), newReschedule(), newList(), newStats(), newAudit(), newWork(),
-		newMigrate(), newReconcile(), newHistory())
+		newMigrate(), newReconcile(), newHistory(), newDoctor(), newTop(), newQueues(), newReplay(), newPurge(), newMonitor())
+	completeFlags(root)
 	return root
 }
 

@@ -49,14 +49,15 @@ func TestScripts(t *testing.T) {
 	})
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
-		runScripts(t, servers.SharedCluster(t).Nodes[0].URL(), true, "testdata/enqueue.txtar", "testdata/inspect.txtar", "testdata/work.txtar")
+		runScripts(t, servers.SharedCluster(t).Nodes[0].URL(), true, "testdata/enqueue.txtar", "testdata/inspect.txtar", "testdata/work.txtar",
+			"testdata/doctor.txtar", "testdata/dead.txtar")
 	})
 }
 
 // With a ledger it finds an empty database in $DELAYQ_DATABASE_URL, whose URL for a user who owns nothing is $WEAK, and a folder for
 // what dev starts in $TMPDIR.
 func TestScriptsWithALedger(t *testing.T) {
-	for _, dir := range []string{"ledger", "flush"} { // the latter empties its Redis, so nobody shares it
+	for _, dir := range []string{"ledger", "flush", "lost"} { // the latter two empty their Redis, so nobody shares it
 		t.Run(dir, func(t *testing.T) {
 			t.Parallel()
 			servers.NeedPostgres(t)

@@ -38,6 +38,7 @@ type view struct {
 	live
 	terminal, quiet bool
 	head, database  string
+	console         string // the address of the web console
 	muted           atomic.Bool
 	began           time.Time
 	sys             *system
@@ -54,6 +55,9 @@ func (v *view) show(d *dev) {
 	v.head = fmt.Sprintf("redis %s   queue %s", d.shown(), d.queue)
 	if d.database.url != "" {
 		v.database = d.database.shown()
+	}
+	if d.page != nil {
+		v.console = "http://" + d.page.Addr().String() + "/"
 	}
 }
 
@@ -92,6 +96,9 @@ func (v *view) run(ctx, placing context.Context) {
 		fmt.Fprintln(v.w, v.head)
 		if v.database != "" {
 			fmt.Fprintln(v.w, "database", v.database)
+		}
+		if v.console != "" {
+			fmt.Fprintln(v.w, "console", v.console)
 		}
 	}
 	for sleep(ctx, every) {
@@ -135,6 +142,9 @@ func (v *view) block(stats *delayq.Stats, draining bool) string {
 	fmt.Fprintf(&b, "%s   %s   %s\n", bold.Render("delayq dev"), v.head, faint.Render(brief(time.Since(v.began).Truncate(time.Second))))
 	if v.database != "" { // on a line of its own, as neither URL may be cut
 		fmt.Fprintf(&b, "database %s\n", v.database)
+	}
+	if v.console != "" {
+		fmt.Fprintf(&b, "console %s\n", v.console)
 	}
 	b.WriteByte('\n')
 	for _, row := range rows {

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/delayq/toolkit/delayq"
+)
+
+// What a shell completes. Cobra adds the verb completion, which prints the script for a shell.
+
+var states = []string{string(delayq.StatePending), string(delayq.StateDue), string(delayq.StateProcessing), string(delayq.StateDead)}
+
+var reasons = []string{
+	delayq.ReasonError, delayq.ReasonPermanent, delayq.ReasonPanic, delayq.ReasonTimeout, delayq.ReasonPartial, delayq.ReasonNoHandler,
+	delayq.ReasonLost, delayq.ReasonUnread, delayq.ReasonUnbooked,
+}
+
+// completeFlags makes the flags of all verbs complete their values.
+func completeFlags(root *cobra.Command) {
+	for _, cmd := range root.Commands() {
+		for name, values := range map[string]cobra.CompletionFunc{
+			"queue": completeQueues, "state": fixed(states), "reason": fixed(reasons), "type": completeTypes,
+			"redis": cobra.NoFileCompletions, "database": cobra.NoFileCompletions,
+		} {
+			if cmd.Flags().Lookup(name) != nil {
+				_ = cmd.RegisterFlagCompletionFunc(name, values) // fails for a flag that is not there alone
+			}
+		}
+		if cmd.ValidArgsFunction == nil {
+			cmd.ValidArgsFunction = cobra.NoFileCompletions // ids are no files
+		}
+	}
+}
+
+func fixed(values []string) cobra.CompletionFunc {
+	return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+}
+
+// completeQueues finds the names in Redis. Where that takes too long, or fails, it offers nothing and says nothing.
+func completeQueues(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completeIn)
+	defer cancel()
+	s := given(cmd)
+	names, err := findQueues(ctx, s, &database{url: noDatabase})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	done, last := "", typed // of names with commas the last is being typed
+	if i := strings.LastIndex(typed, ","); i >= 0 && cmd.Flags().Lookup("queue").Value.Type() == "stringSlice" {
+		done, last = typed[:i+1], typed[i+1:]
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, last) })
+	for i := range names {
+		names[i] = done + names[i]
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeTypes offers the types among the first dead letters of the queue that is named.
+func completeTypes(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completeIn)
+	defer cancel()
+	queue, err := cmd.Flags().GetString("queue")
+	if err != nil || queue == "" || cmd.Flags().Lookup("reason") == nil { // a type of a new task may be any
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	t := target{server: *given(cmd), queue: queue}
+	t.booked.url, _ = cmd.Flags().GetString("database")
+	var types []string
+	_ = t.inspect(ctx, func(q *delayq.Queue) error { // without an answer there is nothing to offer
+		page, err := q.List(ctx, delayq.ListOptions{State: delayq.StateDead, Limit: 500})
+		if err != nil {
+			return err
+		}
+		for i := range page.Tasks {
+			if typ := page.Tasks[i].Type; strings.HasPrefix(typ, typed) && printable(typ) == typ {
+				types = append(types, typ)
+			}
+		}
+		return nil
+	})
+	slices.Sort(types)
+	return slices.Compact(types), cobra.ShellCompDirectiveNoFileComp
+}
+
+// given is the Redis that the flags typed so far name.
+func given(cmd *cobra.Command) *server {
+	var s server
+	s.url, _ = cmd.Flags().GetString("redis") // every verb with a queue has them
+	s.cluster, _ = cmd.Flags().GetBool("cluster")
+	return &s
+}
