@@ -224,7 +224,7 @@ func TestALockedRowIsNoHotLoop(t *testing.T) {
 	b.ok(err)
 	tx, err := b.pool.Begin(ctx)
 	b.ok(err)
-	defer tx.Rollback(ctx) //nolint:errcheck // nothing was changed
+	defer tx.Rollback(ctx)
 	_, err = tx.Exec(ctx, "select from delayq.task where id = 't0' for update")
 	b.ok(err)
 	within, cancel := context.WithTimeout(ctx, 660*time.Millisecond) // a third of a short lease

@@ -170,18 +170,24 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), workFor+patience)
 	defer cancel()
+	name, _ := unsegment(r.PathValue("queue"))
+	o, err := readOrder(name, r.PostForm)
+	if err != nil {
+		c.fail(w, r, err)
+		return
+	}
 	q, err := c.opened(ctx, r)
-	if err != nil {
-		c.fail(w, r, err)
-		return
-	}
-	o, err := readOrder(q.Name(), r.PostForm)
-	if err != nil {
-		c.fail(w, r, err)
-		return
-	}
 	if r.PostForm.Get("sure") == "" {
+		if err != nil {
+			c.fail(w, r, err)
+			return
+		}
 		c.ask(ctx, w, r, q, o)
+		return
+	}
+	if err != nil {
+		c.audit(r, o, &outcome{do: o.Do, failed: map[string]int{whyNot(err): max(1, len(o.IDs))}, first: o.IDs[:min(len(o.IDs), 5)], err: err})
+		c.fail(w, r, err)
 		return
 	}
 	ends, err := strconv.ParseInt(r.PostForm.Get("ends"), 10, 64)
