@@ -20,6 +20,7 @@ func TestPictures(t *testing.T) {
 	}
 	chromium(t)
 	r, led, _ := booked(t, Config{ShowPayloads: true})
+	r.zone = "Europe/Berlin"
 	orders := r.queue("orders", delayq.Config{Ledger: led, Shards: 2})
 	mail := r.queue("mail/eu", delayq.Config{})
 	bills := r.queue("billing:invoices", delayq.Config{})
@@ -56,12 +57,12 @@ func TestPictures(t *testing.T) {
 		put(bills, fmt.Sprintf("invoice:%d", 7000+i), "invoice.send", time.Now().Add(time.Duration(i*20)*time.Second))
 	}
 	put(orders, "cancel-order:41023", "order.cancel", time.Now())
-	ctx, stop := context.WithTimeout(r.Context(), 6*time.Minute)
+	ctx, stop := context.WithTimeout(r.Context(), 5*time.Minute)
 	defer stop()
 	go r.c.Run(r.Context())
 	for i := 0; ctx.Err() == nil; i++ {
 		typ := []string{"order.cancel", "order.cancel", "stock.release"}[i%3]
-		put(orders, fmt.Sprintf("cancel-order:%d", 42000+i), typ, time.Now().Add(time.Duration(10+rand.IntN(50))*time.Second))
+		put(orders, fmt.Sprintf("%s:%d", map[string]string{"order.cancel": "cancel-order", "stock.release": "release-stock"}[typ], 42000+i), typ, time.Now().Add(time.Duration(10+rand.IntN(50))*time.Second))
 		time.Sleep(time.Duration(20+15*(i/400%3)) * time.Millisecond)
 	}
 	b := r.browse(true)

@@ -62,11 +62,12 @@ type rig struct {
 	web    *httptest.Server
 	log    *lines
 	client *http.Client
+	zone   string // of browsers
 }
 
 func newRig(t *testing.T, cfg Config, watch ...func(*monitor.Config)) *rig {
 	t.Helper()
-	r := &rig{T: t, server: servers.NewRedis(t), log: &lines{}}
+	r := &rig{zone: "Asia/Kathmandu", T: t, server: servers.NewRedis(t), log: &lines{}}
 	r.rdb = redis.NewClient(&redis.Options{
 		Addr: r.server.Addr(), DialTimeout: time.Second, ReadTimeout: time.Second, MaxRetries: -1, ContextTimeoutEnabled: true,
 	})

@@ -10,6 +10,7 @@
     rate: [["in", 6, "--c2"], ["done", 7, "--c3", true], ["failed", 8, "--c4"]],
     late: [["p50", 9, "--c2"], ["p99", 10, "--c1"]],
   };
+  const least = { depth: 1, oldest: 1, rate: 1, late: 0.01 }; // or a scale of nothing would be all zeros
   const keep = 4 * 3600;
   let span = 900;
   let points = [];
@@ -40,7 +41,7 @@
       const plot = new uPlot({
         width: Math.max(host.clientWidth, 160), height: 150, cursor: { y: false, points: { size: 6 }, sync: { key: "delayq" } },
         legend: { show: false }, padding: [8, 8, 0, 0],
-        scales: { x: { time: true, range: () => [Date.now() / 1000 - span, Date.now() / 1000] }, y: { range: (u, lo, hi) => [0, (hi || 1) * 1.1] } },
+        scales: { x: { time: true, range: () => [Date.now() / 1000 - span, Date.now() / 1000] }, y: { range: (u, lo, hi) => [0, Math.max(hi ?? 0, least[figure.dataset.chart]) * 1.1] } },
         axes: [
           { ...axis, space: 60, values: (u, ticks) => ticks.map((t) => clock(t, span < 300)), size: 24 },
           { ...axis, space: 28, values: (u, ticks) => ticks.map(short), size: 44 },
