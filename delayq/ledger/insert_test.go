@@ -151,7 +151,7 @@ func TestInsertInATransaction(t *testing.T) {
 	})
 }
 
-// An insert waits for one of the same id in another transaction, and finds what became of that.
+// An insert in a transaction waits for one of the same id in another, and finds what became of that; one without is told soon.
 func TestInsertWaitsForTheOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, pgx.QueryExecModeCacheStatement)
@@ -162,7 +162,17 @@ func TestInsertWaitsForTheOther(t *testing.T) {
 		_, err = r.q.Insert(r.Context(), tx, []delayq.LedgerTask{newTask("a")}, false)
 		r.ok(err)
 		got := make(chan delayq.LedgerChange, 1)
-		go func() { got <- r.insertOne(newTask("a"), false) }()
+		if c := r.insertOne(newTask("a"), false); c.Applied || c.Row != nil {
+			r.Errorf("alone: %+v", c)
+		}
+		go func() {
+			second, err := r.pool.Begin(r.Context())
+			r.fine(err)
+			changes, err := r.q.Insert(r.Context(), second, []delayq.LedgerTask{newTask("a")}, false)
+			r.fine(err)
+			r.fine(second.Commit(r.Context()))
+			got <- changes[0]
+		}()
 		r.waitForLock()
 		if commit {
 			r.ok(tx.Commit(r.Context()))

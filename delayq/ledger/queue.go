@@ -103,6 +103,9 @@ const (
 // hasty are the statements that all tasks of a worker share, or all who enqueue at the same time.
 var hasty = map[string]bool{insertSQL: true, claimSQL: true, heartbeatSQL: true, succeedSQL: true, finishSQL: true, reviveSQL: true}
 
+// lockWait is how long a hurried statement waits for each lock: a few of them fit into a third of the shortest lease.
+var lockWait = "100ms"
+
 const (
 	batchLimit = `LIMIT (SELECT 500)`
 	batchEnd   = batchLimit + `) u`
@@ -113,7 +116,7 @@ const (
 func (m manner) in(sql string) string {
 	switch m {
 	case hurried:
-		return strings.Replace(sql, batchLimit, `LIMIT (SELECT 500 FROM set_config('lock_timeout', '100ms', true))`, 1)
+		return strings.Replace(sql, batchLimit, `LIMIT (SELECT 500 FROM set_config('lock_timeout', '`+lockWait+`', true))`, 1)
 	case brief:
 		return strings.Replace(sql, batchLimit, `LIMIT (SELECT 500 FROM set_config('lock_timeout', '10ms', true))`, 1)
 	case skipping:
