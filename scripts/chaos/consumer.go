@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
 	"runtime/pprof"
 	"sync/atomic"
 	"syscall"
@@ -32,7 +31,7 @@ type consumer struct {
 }
 
 func consume(c *roleConfig) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	ctx, stop := c.hear()
 	defer stop()
 	j, err := openJournal(c.Dir, c.Name)
 	if err != nil {

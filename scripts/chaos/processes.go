@@ -29,7 +29,7 @@ type process struct {
 
 // spawn starts a process.
 func spawn(c roleConfig, j *journal) (*process, error) {
-	file := filepath.Join(c.Dir, c.Name+".json")
+	file := c.file()
 	raw, err := json.Marshal(c)
 	if err == nil {
 		err = os.WriteFile(file, raw, 0o600)
@@ -111,6 +111,11 @@ func (p *process) terminate(grace time.Duration) error {
 		return p.how()
 	}
 	p.resume()
+	for until := time.Now().Add(5 * time.Second); p.running() && time.Now().Before(until); time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(p.file()); err != nil {
+			break // it catches the signal
+		}
+	}
 	p.signal(evTerm, syscall.SIGTERM)
 	select {
 	case <-p.exited:

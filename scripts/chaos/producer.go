@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os/signal"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -31,7 +29,7 @@ type producer struct {
 }
 
 func produce(c *roleConfig) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	ctx, stop := c.hear()
 	defer stop()
 	j, err := openJournal(c.Dir, c.Name)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -46,6 +47,15 @@ type roleConfig struct {
 	Over  time.Duration
 	Mix   mix
 }
+
+// hear is a context that ends with SIGTERM. The file of the part goes when the signal is caught, which tells the harness.
+func (c *roleConfig) hear() (context.Context, context.CancelFunc) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	_ = os.Remove(c.file()) // the harness waits a while for it
+	return ctx, stop
+}
+
+func (c *roleConfig) file() string { return filepath.Join(c.Dir, c.Name+".json") }
 
 // playRole plays the part that the environment names and ends the process, or returns when it names none.
 func playRole() {
@@ -132,7 +142,7 @@ func (c *roleConfig) open(ctx context.Context) (*link, error) {
 }
 
 func reconcile(c *roleConfig) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	ctx, stop := c.hear()
 	defer stop()
 	j, err := openJournal(c.Dir, c.Name)
 	if err != nil {
