@@ -54,7 +54,7 @@ var (
 		lateTasks: 1_500, lateTurns: 2, depth: 1_000_000, depthTasks: 2_000, depthTurns: 4,
 		batchTasks: 20_000, transactionTasks: 400, reconcileRows: 50_000, reconcileTurns: 2,
 		ledgerDepth: 200_000, ledgerDepthTasks: 2_000, ledgerDepthTurns: 3,
-		idle: 3 * time.Second, budget: 4 * time.Second, ledgerBudget: 12 * time.Second,
+		idle: 10 * time.Second, budget: 4 * time.Second, ledgerBudget: 12 * time.Second,
 	}
 	fullSize = size{
 		cpuTasks: 50_000, drainTasks: 30_000, enqueueTasks: 50_000, memoryTasks: 200_000, aloneCalls: 20_000,

@@ -27,12 +27,12 @@ func (c *callLog) note(cmds ...redis.Cmder) {
 	}
 }
 
-// rate is calls a second from the first call after a moment to the last one: whole intervals, so that where the
+// rate is calls a second from the first call after a moment to the last one before another: whole intervals, so that where the
 // window happens to end makes no difference.
-func (c *callLog) rate(after time.Time) (float64, error) {
+func (c *callLog) rate(after, before time.Time) (float64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at := slices.DeleteFunc(slices.Clone(c.at), func(t time.Time) bool { return t.Before(after) })
+	at := slices.DeleteFunc(slices.Clone(c.at), func(t time.Time) bool { return t.Before(after) || t.After(before) })
 	if len(at) < 2 {
 		return 0, fmt.Errorf("%d calls seen: the worker did not poll", len(at))
 	}

@@ -122,10 +122,11 @@ func measureIdle(ctx context.Context, b *bench) ([]Row, error) {
 	w := delayq.NewWorker(delayq.HandlerFunc(func(context.Context, *delayq.Task) error { return nil }), q)
 	workCtx, stop := context.WithCancel(ctx)
 	defer stop()
-	time.AfterFunc(time.Second+b.idle, stop) // not a deadline, before which Run would stop to poll
+	end := time.Now().Add(time.Second + b.idle)
+	time.AfterFunc(time.Until(end), stop) // not a deadline, before which Run would stop to poll
 	if _, err := w.Run(workCtx); err != nil {
 		return nil, err
 	}
-	perSecond, err := calls.rate(time.Now().Add(-b.idle))
+	perSecond, err := calls.rate(end.Add(-b.idle), end) // without the last beat, once a run
 	return []Row{single("idle", "Redis calls a second of an idle worker, one shard", perSecond, atMost(2))}, err
 }
