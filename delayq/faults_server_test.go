@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -440,6 +442,37 @@ func TestAMissingRightStopsAScriptBeforeItsFirstWrite(t *testing.T) {
 	_, err := delayq.Open(t.Context(), rdb, "new", delayq.Config{OnWarning: func(w delayq.Warning) { warnings = append(warnings, w.Code) }})
 	if err != nil || !slices.Equal(warnings, []string{"unchecked"}) {
 		t.Errorf("open without info: %v, warnings %q", err, warnings)
+	}
+}
+
+// The rights that README.md tells to give are enough for every call, of both modes.
+func TestTheRightsInTheReadmeAreEnough(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`(?m)^ACL SETUSER delayq on >\S+ (.*)$`).FindSubmatch(text)
+	if found == nil {
+		t.Fatal("README.md has no ACL SETUSER delayq")
+	}
+	server := servers.NewRedis(t)
+	args := []any{"ACL", "SETUSER", "delayq", "on", ">secret"}
+	for rule := range strings.FieldsSeq(string(found[1])) {
+		args = append(args, rule)
+	}
+	if err := realClient(t, server.Addr()).Do(t.Context(), args...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr(), Username: "delayq", Password: "secret"})
+	t.Cleanup(func() { rdb.Close() })
+	for _, call := range apiCalls {
+		if _, err := call.do(t.Context(), call.world(t, rdb)); err != nil && (strings.Contains(err.Error(), "NOPERM") || strings.Contains(err.Error(), "can't run")) {
+			t.Errorf("%s: %v", call.name, err)
+		}
+	}
+	if names, err := delayq.Queues(t.Context(), rdb); err != nil || len(names) == 0 {
+		t.Errorf("%v, %d queues", err, len(names))
 	}
 }
 

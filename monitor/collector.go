@@ -50,6 +50,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 var (
 	upDesc         = describe("up", "Whether Redis, and every master of it, answers.")
 	tookDesc       = describe("scrape_duration_seconds", "How long the look took that this scrape shows.")
+	unlistedDesc   = describe("queues_unlisted", "Whether the names of the queues could not be listed, so that some may have no metrics.")
 	leftOutDesc    = describe("queues_left_out", "Queues that are not watched because there are too many.")
 	memoryUsedDesc = describe("redis_memory_used_bytes", "Memory that Redis uses, of the fullest master.")
 	memoryMaxDesc  = describe("redis_memory_max_bytes", "Memory that Redis may use, of the fullest master; 0 is no limit.")
@@ -183,6 +184,7 @@ func (e exporter) flag(d *prometheus.Desc, on bool, labels ...string) {
 func (e exporter) server(v *View) {
 	e.flag(upDesc, v.Server.Err == nil)
 	e.gauge(tookDesc, v.Took.Seconds())
+	e.flag(unlistedDesc, v.FindErr != nil)
 	e.gauge(leftOutDesc, float64(v.LeftOut))
 	s := v.Server
 	if s.Err != nil {

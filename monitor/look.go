@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -50,6 +51,8 @@ type Config struct {
 	//
 	// Defaults to 5 minutes. At least 1 s.
 	StuckAfter time.Duration
+	// Logger hears what cannot be read any more, and what can again; nil for nobody.
+	Logger *slog.Logger
 }
 
 func (c Config) withDefaults() Config {
@@ -57,6 +60,9 @@ func (c Config) withDefaults() Config {
 	c.Timeout = cmp.Or(c.Timeout, 5*time.Second)
 	c.StaleAfter = cmp.Or(c.StaleAfter, time.Minute)
 	c.StuckAfter = cmp.Or(c.StuckAfter, 5*time.Minute)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
 	c.Queues = slices.Compact(slices.Sorted(slices.Values(c.Queues)))
 	return c
 }
@@ -91,8 +97,9 @@ type Monitor struct {
 
 	mu      sync.Mutex
 	handles map[string]*handle
-	next    *flight       // the look that callers may still join
-	running chan struct{} // a place for each look that may go on at once
+	failing map[string]error // by what could not be read when it was last looked at
+	next    *flight          // the look that callers may still join
+	running chan struct{}    // a place for each look that may go on at once
 }
 
 // New returns a monitor. Nothing is dialled yet: servers that are away show in what it sees. Errors: delayq.ErrInvalid.
@@ -101,7 +108,7 @@ func New(cfg Config) (*Monitor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("monitor: %w", err)
 	}
-	m := &Monitor{cfg: cfg, handles: map[string]*handle{}, running: make(chan struct{}, 2)}
+	m := &Monitor{cfg: cfg, handles: map[string]*handle{}, failing: map[string]error{}, running: make(chan struct{}, 2)}
 	m.finders()
 	return m, nil
 }
@@ -113,7 +120,8 @@ type View struct {
 	Server  Server        `json:"server"`
 	Queues  []QueueView   `json:"queues"`   // by name
 	LeftOut int           `json:"left_out"` // queues beyond MostQueues
-	Err     error         `json:"-"`        // the queues could not be found, or Redis did not answer at all
+	FindErr error         `json:"-"`        // the names could not be listed: Queues are those of an earlier list, or of one server
+	Err     error         `json:"-"`        // FindErr, or else that of a Redis that did not answer at all
 }
 
 // A QueueView is one queue as seen by one look. With Err the other fields may be nil: never numbers of an earlier look.
@@ -191,7 +199,7 @@ func (m *Monitor) look(ctx context.Context) *View {
 	server := make(chan Server, 1)
 	go func() { server <- m.Server(ctx) }()
 	names, leftOut, err := m.queues(ctx)
-	v := &View{At: began, LeftOut: leftOut, Err: err, Queues: make([]QueueView, len(names))}
+	v := &View{At: began, LeftOut: leftOut, FindErr: err, Queues: make([]QueueView, len(names))}
 	redisParts, ledgerParts := spread(ctx, names, redisAtOnce, m.inRedis), spread(ctx, names, ledgerAtOnce, m.inLedger)
 	for i, name := range names {
 		r, l := await(ctx, redisParts[i]), await(ctx, ledgerParts[i])
@@ -206,8 +214,9 @@ func (m *Monitor) look(ctx context.Context) *View {
 			v.Server = unknownServer(ctx.Err())
 		}
 	}
-	v.Err = cmp.Or(v.Err, v.Server.Err)
+	v.Err = cmp.Or(v.FindErr, v.Server.Err)
 	v.Took = time.Since(began)
+	m.tell(v)
 	return v
 }
 

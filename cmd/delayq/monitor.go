@@ -96,6 +96,8 @@ func (m *monitoring) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+	m.config.Logger = log
 	watcher, done, err := m.open()
 	if err != nil {
 		return err
@@ -103,7 +105,6 @@ func (m *monitoring) run(cmd *cobra.Command) error {
 	defer done()
 	ctx, stop := drainOnSignal(cmd.Context(), func() {})
 	defer stop()
-	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 	if pushTo != nil {
 		pushing := make(chan struct{})
 		go func() { defer close(pushing); m.pusher.run(ctx, pushTo.Collector(watcher.Collector()), log) }()

@@ -22,6 +22,7 @@ const (
 	Restarted       Code = "redis_restarted"
 	NoQueues        Code = "no_queues"
 	LeftOut         Code = "queues_left_out"
+	NotListed       Code = "queues_not_listed"
 	QueueMissing    Code = "queue_missing"
 	QueueUnread     Code = "queue_unreadable"
 	SchemaMismatch  Code = "schema_mismatch"
@@ -75,6 +76,7 @@ var anchors = map[Code]string{
 	SaveFailed:      "delayqredissavefailed",
 	Restarted:       "delayqredislostdata",
 	LeftOut:         "delayqqueuesleftout",
+	NotListed:       "delayqqueuesunlisted",
 	QueueMissing:    "delayqqueuegone",
 	QueueUnread:     "delayqscrapeerror",
 	SchemaMismatch:  "delayqscrapeerror",

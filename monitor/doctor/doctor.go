@@ -110,7 +110,8 @@ func Examine(e Evidence) []Finding {
 			c.execution(b)
 			c.downstream(b)
 		}
-		if len(v.Queues) == 0 && v.Err == nil {
+		e.unlisted(b)
+		if len(v.Queues) == 0 && v.FindErr == nil {
 			b.add(State, Info, NoQueues, "", "there is no queue on this Redis", "Is it the right server and database number? Enqueue something, or name --redis.")
 		}
 		if v.LeftOut > 0 {

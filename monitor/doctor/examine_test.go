@@ -72,6 +72,8 @@ func TestExamine(t *testing.T) {
 			e.gone()
 			e.q().Stats.LastRun, e.q().Stats.Due, e.q().Stats.OldestDueAge = now.Add(-40*time.Second), 1, time.Second
 		}, Trigger, Info, NoConsumer, "no consumer is there at this moment"},
+		{"queues that cannot be listed", func(e *Evidence) { e.Now.FindErr, e.Now.Queues = errors.New("NOPERM scan"), nil }, State, Critical, NotListed, "none was looked at: NOPERM scan"},
+		{"queues that cannot all be listed", func(e *Evidence) { e.Now.FindErr = unreachable }, State, Critical, NotListed, "not all be listed"},
 		{"silent consumer", func(e *Evidence) {
 			e.q().Consumers = append(e.q().Consumers, delayq.Consumer{Name: "w2", Seen: now.Add(-2 * time.Minute), Beat: now.Add(-2 * time.Minute)})
 		}, Trigger, Warning, StaleConsumers, "w2 (2m0s ago)"},

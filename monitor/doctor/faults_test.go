@@ -142,6 +142,16 @@ func TestWorkerStops(t *testing.T) {
 	}
 }
 
+// Where nothing can be seen nothing is well.
+func TestQueuesThatMayNotBeListed(t *testing.T) {
+	w := newWard(t, delayq.Config{}, monitor.Config{})
+	ok(t, w.rdb.Do(t.Context(), "ACL", "SETUSER", "default", "-scan").Err())
+	m, err := monitor.New(monitor.Config{Redis: w.rdb})
+	ok(t, err)
+	r := doctor.Diagnose(t.Context(), m, w.o)
+	w.finds(r, doctor.Critical, doctor.NotListed, "none was looked at")
+}
+
 func TestDeadlockedHandlers(t *testing.T) {
 	w := newWard(t, delayq.Config{}, monitor.Config{StuckAfter: time.Second})
 	never := make(chan struct{})

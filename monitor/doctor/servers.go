@@ -93,6 +93,20 @@ func (e *Evidence) memory(b *book) {
 	}
 }
 
+// unlisted tells that queues may be missing from the view, which then says nothing of how they are.
+func (e *Evidence) unlisted(b *book) {
+	v := e.Now
+	if v.FindErr == nil {
+		return
+	}
+	what := "the queues could not be listed, and none was looked at: "
+	if len(v.Queues) > 0 {
+		what = "the queues could not all be listed, and those that are not known were not looked at: "
+	}
+	b.add(State, Critical, NotListed, "", what+plain(v.FindErr),
+		"Name the queues with --queue. The user needs the right to SCAN; where Redis holds many other keys, the walk over them may take too long.")
+}
+
 // database judges the ledger's database.
 func (e *Evidence) database(b *book) {
 	d := e.Database
