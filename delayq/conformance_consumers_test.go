@@ -69,8 +69,8 @@ func TestConsumersAreListedWithWhatTheySaid(t *testing.T) {
 				r.do(delayq.LeaseCall{Lease: leaseTime, Consumer: "bare"})
 				bare.Seen = instant(time.Minute + time.Second)
 				r.sameConsumers(bare, worker)
-				if got := r.consumers(1); strings.Contains(got, "worker") || !strings.Contains(got, "bare") {
-					r.Errorf("the newest is %s", got)
+				if got := r.consumers(1); !strings.Contains(got, "worker") || strings.Contains(got, "bare") {
+					r.Errorf("the one that matters most is %s", got)
 				}
 
 				// What it says last is that it is gone, and that it was there stays known.
@@ -111,6 +111,47 @@ func TestBeatsOfOtherVersionsAreReadAsFarAsTheyGo(t *testing.T) {
 		}
 		r.ok(r.rdb.HSet(r.Context(), delayq.Keys(r.q, 0)[12], "w", "by hand").Err())
 		r.sameConsumers(delayq.Consumer{Name: "w", Seen: at})
+	})
+}
+
+// A worker that was killed is seen for as long as it is remembered, however many have come and gone since.
+func TestAKilledWorkerIsNotHiddenByLaterRuns(t *testing.T) {
+	everyServer(t, 1, func(r *rig) {
+		const killed, ended, calls = 3, 40, 30
+		for i := range killed {
+			r.beat(fmt.Sprint("killed", i), `{"v":1}`)
+		}
+		for i := range ended {
+			r.pass(time.Second)
+			r.beat(fmt.Sprint("ended", i), `{"v":1}`)
+			r.beat(fmt.Sprint("ended", i), "")
+		}
+		for i := range calls {
+			r.pass(time.Second)
+			r.do(delayq.LeaseCall{Lease: leaseTime, Consumer: fmt.Sprint("calls", i)})
+		}
+		for _, limit := range []int{2, 3, 10, 50, 73, 100} {
+			list, err := r.q.Consumers(r.Context(), limit)
+			r.ok(err)
+			if want := min(limit, killed+ended+calls); len(list) != want {
+				r.Errorf("%d of at most %d, want %d", len(list), limit, want)
+			}
+			found := 0
+			for i, c := range list {
+				if strings.HasPrefix(c.Name, "killed") {
+					found++
+				}
+				if i > 0 && c.Seen.After(list[i-1].Seen) {
+					r.Errorf("%s stands behind %s", c.Name, list[i-1].Name)
+				}
+			}
+			if found != min(limit, killed) {
+				r.Errorf("of %d listed %d were killed", limit, found)
+			}
+			if limit > killed && list[0].Name != fmt.Sprint("calls", calls-1) {
+				r.Errorf("the latest is %s", list[0].Name)
+			}
+		}
 	})
 }
 

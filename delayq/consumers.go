@@ -1,6 +1,7 @@
 package delayq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,11 +38,15 @@ type Consumer struct {
 // live reports whether the last beat is at most two beats late.
 func (c *Consumer) live(now time.Time) bool { return !c.Beat.IsZero() && now.Sub(c.Beat) < 3*beatEvery }
 
-// mostConsumers bounds Consumers, and with it what Redis must read for it.
-const mostConsumers = 1000
+// mostConsumers bounds Consumers, and mostBeats what Redis must read for it.
+const (
+	mostConsumers = 1000
+	mostBeats     = 5000
+)
 
-// Consumers lists those that called most lately, latest first, at most limit (1 to 1000) of them. Those that have not called for
-// about an hour are forgotten.
+// Consumers lists at most limit (1 to 1000) consumers, latest call first. Workers that have not ended come before others that would
+// be listed, so that one that was killed is not hidden behind the many short runs after it. Those that have not called for about an
+// hour are forgotten.
 func (q *Queue) Consumers(ctx context.Context, limit int) ([]Consumer, error) {
 	if limit < 1 || limit > mostConsumers {
 		return nil, fmt.Errorf("delayq: consumers: %w", &InputError{"limit", "1 to 1000", strconv.Itoa(limit)})
@@ -52,6 +57,76 @@ func (q *Queue) Consumers(ctx context.Context, limit int) ([]Consumer, error) {
 
 // consumers also tells the time in Redis.
 func (q *Queue) consumers(ctx context.Context, limit int) (all []Consumer, now time.Time, err error) {
+	all, now, err = q.latest(ctx, limit)
+	if err != nil || len(all) < limit {
+		return all, now, err
+	}
+	beating, err := q.beating(ctx)
+	if err != nil {
+		return nil, now, err
+	}
+	for _, c := range all {
+		if _, twice := beating[c.Name]; !twice || !c.Beat.IsZero() {
+			beating[c.Name] = c
+		}
+	}
+	all = slices.SortedFunc(maps.Values(beating), func(a, b Consumer) int {
+		switch {
+		case a.Beat.IsZero() == b.Beat.IsZero():
+			return latestFirst(a, b)
+		case a.Beat.IsZero():
+			return 1
+		}
+		return -1
+	})
+	all = all[:min(len(all), limit)]
+	slices.SortFunc(all, latestFirst)
+	return all, now, nil
+}
+
+func latestFirst(a, b Consumer) int {
+	return cmp.Or(b.Seen.Compare(a.Seen), cmp.Compare(a.Name, b.Name))
+}
+
+// beating are the workers that have not ended.
+func (q *Queue) beating(ctx context.Context) (map[string]Consumer, error) {
+	keys, found := q.shards[0].keys, map[string]Consumer{}
+	for cursor := uint64(0); len(found) < mostBeats; {
+		page, next, err := q.rdb.HScan(ctx, keys[keyBeats], cursor, "", maxBatch).Result()
+		if err != nil {
+			return nil, q.scriptError("consumers", err)
+		}
+		var names []string
+		for i := 0; i+1 < len(page); i += 2 {
+			if page[i] == "" {
+				continue
+			}
+			c := Consumer{Name: page[i]}
+			c.readBeat(page[i+1])
+			names, found[c.Name] = append(names, c.Name), c
+		}
+		for some := range slices.Chunk(names, maxBatch) {
+			seen, err := q.rdb.ZMScore(ctx, keys[keyConsumers], some...).Result()
+			if err != nil {
+				return nil, q.scriptError("consumers", err)
+			}
+			for i, name := range some {
+				c := found[name]
+				if c.Seen = time.UnixMicro(int64(seen[i])); c.Seen.Before(c.Beat) { // it has been forgotten just now
+					c.Seen = c.Beat
+				}
+				found[name] = c
+			}
+		}
+		if cursor = next; cursor == 0 {
+			break
+		}
+	}
+	return found, nil
+}
+
+// latest lists those that called last.
+func (q *Queue) latest(ctx context.Context, limit int) (all []Consumer, now time.Time, err error) {
 	sh := q.shards[0]
 	seen := make(map[string]struct{}, limit)
 	// More than a page can change between two calls, so one may come twice.

@@ -132,7 +132,7 @@ type QueueView struct {
 	// So it is without Config.Ledger, and while that does not answer.
 	RedisOnly             bool              `json:"redis_only,omitempty"`
 	Stats                 *delayq.Stats     `json:"stats,omitempty"`
-	Consumers             []delayq.Consumer `json:"consumers"` // at most 1000, latest first
+	Consumers             []delayq.Consumer `json:"consumers"` // at most 1000, latest first; see delayq.Queue.Consumers
 	Healthy, Stale, Stuck int               // of them; those that are gone are none of these
 	// Reconciler is nil without a ledger, or before its first slice.
 	Reconciler *reconciler.Status `json:"reconciler,omitempty"`
