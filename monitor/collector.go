@@ -150,10 +150,11 @@ var counters = []counter{
 // Reasons are the values of the label reason of delayq_failed_total.
 var reasons = []string{
 	delayq.ReasonError, delayq.ReasonPermanent, delayq.ReasonPanic, delayq.ReasonTimeout, delayq.ReasonPartial, delayq.ReasonNoHandler,
-	delayq.ReasonLost, delayq.ReasonUnread, delayq.ReasonUnbooked, otherReason,
+	delayq.ReasonLost, delayq.ReasonUnread, delayq.ReasonUnbooked, other,
 }
 
-const otherReason = "other"
+// other is the label of what a closed set has no name for.
+const other = "other"
 
 // exporter sends metrics.
 type exporter struct{ to chan<- prometheus.Metric }
@@ -289,7 +290,7 @@ func (e exporter) totals(q *QueueView) {
 	failed := map[string]int64{}
 	for reason, n := range s.Failed {
 		if !slices.Contains(reasons, reason) {
-			reason = otherReason
+			reason = other
 		}
 		failed[reason] += n
 	}

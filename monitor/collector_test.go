@@ -256,8 +256,9 @@ func TestMiddleware(t *testing.T) {
 	}
 	// Anybody who enqueues can make up types, of any bytes.
 	many := prometheus.NewRegistry()
-	h := monitor.Middleware(many)(delayq.HandlerFunc(func(context.Context, *delayq.Task) error { return nil }))
+	muxes := []delayq.Middleware{monitor.Middleware(many), monitor.Middleware(many)} // which share the bound
 	for i := range 1000 {
+		h := muxes[i%2](delayq.HandlerFunc(func(context.Context, *delayq.Task) error { return nil }))
 		ok(t, h.HandleTask(t.Context(), &delayq.Task{Type: fmt.Sprintf("\xff-%d", i)}))
 	}
 	got = gather(t, many)

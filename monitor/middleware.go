@@ -21,31 +21,27 @@ import (
 // It panics when reg has other metrics of these names, as MustRegister does.
 func Middleware(reg prometheus.Registerer) delayq.Middleware {
 	w := &workerMetrics{
-		running: register(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		running: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "delayq_worker_running", Help: "Handlers that run now in this process.",
-		}, []string{"type"})),
-		duration: register(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		}, []string{"type"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "delayq_worker_duration_seconds", Help: "How long handlers ran in this process, whatever came of it.", Buckets: seconds(bounds),
-		}, []string{"type"})),
-		outcomes: register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
+		}, []string{"type"}),
+		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "delayq_worker_outcomes_total", Help: "Handlers that ended in this process, by what came of it.",
-		}, []string{"type", "outcome"})),
+		}, []string{"type", "outcome"}),
+		types: map[string]struct{}{},
 	}
-	return w.wrap
-}
-
-// register returns the one that is registered.
-func register[C prometheus.Collector](reg prometheus.Registerer, c C) C {
-	err := reg.Register(c)
+	err := reg.Register(w)
 	if again, ok := err.(prometheus.AlreadyRegisteredError); ok { //nolint:errorlint // it is never wrapped
-		if have, ok := again.ExistingCollector.(C); ok {
-			return have
+		if have, ok := again.ExistingCollector.(*workerMetrics); ok {
+			return have.wrap
 		}
 	}
 	if err != nil {
 		panic(err)
 	}
-	return c
+	return w.wrap
 }
 
 func seconds(of []time.Duration) []float64 {
@@ -56,6 +52,7 @@ func seconds(of []time.Duration) []float64 {
 	return s
 }
 
+// workerMetrics are registered as one, so that those who share them share the bound on types too.
 type workerMetrics struct {
 	running  *prometheus.GaugeVec
 	duration *prometheus.HistogramVec
@@ -63,6 +60,20 @@ type workerMetrics struct {
 
 	mu    sync.Mutex
 	types map[string]struct{}
+}
+
+// Describe is for the registry.
+func (w *workerMetrics) Describe(to chan<- *prometheus.Desc) {
+	w.running.Describe(to)
+	w.duration.Describe(to)
+	w.outcomes.Describe(to)
+}
+
+// Collect is for the registry.
+func (w *workerMetrics) Collect(to chan<- prometheus.Metric) {
+	w.running.Collect(to)
+	w.duration.Collect(to)
+	w.outcomes.Collect(to)
 }
 
 // mostTypes bounds the series: anybody who can enqueue can make up types.
@@ -77,10 +88,7 @@ func (w *workerMetrics) label(typ string) string {
 		return typ
 	}
 	if len(w.types) >= mostTypes {
-		return otherReason
-	}
-	if w.types == nil {
-		w.types = map[string]struct{}{}
+		return other
 	}
 	w.types[typ] = struct{}{}
 	return typ

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -74,7 +75,7 @@ Exit status: 0 stopped as asked, 1 it cannot listen, 2 wrong usage.`,
 	f.DurationVar(&m.config.StuckAfter, "stuck-after", 5*time.Minute, "a consumer that lives without progress for so long is stuck")
 	f.StringVar(&m.listen, "listen", "127.0.0.1:9464", "`address` to serve at; off to serve nothing")
 	f.StringVar(&m.tokenFile, "token-file", "", "`file` with the token that a scraper must show; default $"+tokenVar)
-	f.BoolVar(&m.noToken, "insecure-no-token", false, "serve others without a token: whoever reaches the address may read")
+	f.BoolVar(&m.noToken, "insecure-no-token", false, "serve the metrics without a token, under any name: whoever reaches the address may read")
 	f.BoolVar(&m.process, "process-metrics", false, "add the go_ and process_ metrics of this process")
 	m.pusher.flags(cmd)
 	m.console.flags(f)
@@ -176,12 +177,18 @@ func (m *monitoring) routes(watcher *monitor.Monitor, token string) *http.ServeM
 		own.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 		more = append(more, own)
 	}
-	mux.Handle("GET /metrics", guarded(token, watcher.Handler(more...)))
+	metrics := watcher.Handler(more...)
+	switch {
+	case token != "":
+		metrics = guarded(token, metrics)
+	case !m.noToken:
+		metrics = calledByAddress(metrics)
+	}
+	mux.Handle("GET /metrics", metrics)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	ready := readiness{ask: func(ctx context.Context) error { return watcher.Server(ctx).Err }}
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
-		defer cancel()
-		if watcher.Server(ctx).Err != nil { // what it says may hold an address
+		if ready.is(r.Context()) != nil { // what it says may hold an address
 			http.Error(w, "redis does not answer", http.StatusServiceUnavailable)
 			return
 		}
@@ -190,11 +197,43 @@ func (m *monitoring) routes(watcher *monitor.Monitor, token string) *http.ServeM
 	return mux
 }
 
-// guarded lets those in who show the token; an empty one lets everybody in.
-func guarded(token string, h http.Handler) http.Handler {
-	if token == "" {
-		return h
+// readiness asks Redis once a second at most, however many ask here: anybody may.
+type readiness struct {
+	ask func(context.Context) error
+	mu  sync.Mutex
+	at  time.Time
+	err error
+}
+
+func (r *readiness) is(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.at) > time.Second {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second) // the answer is for others too
+		defer cancel()
+		r.err = r.ask(ctx)
+		r.at = time.Now()
 	}
+	return r.err
+}
+
+// calledByAddress guards what only this machine reaches against a page in its browser whose name is made to point here.
+func calledByAddress(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = r.Host
+		}
+		if !loopback(net.JoinHostPort(strings.Trim(host, "[]"), "0")) {
+			http.Error(w, "without a token, call this machine by 127.0.0.1 or localhost", http.StatusForbidden)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// guarded lets those in who show the token.
+func guarded(token string, h http.Handler) http.Handler {
 	want := sha256.Sum256([]byte(token)) // of one length, so that the time of the comparison tells nothing
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		scheme, shown, _ := strings.Cut(r.Header.Get("Authorization"), " ")
