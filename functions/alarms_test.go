@@ -22,7 +22,7 @@ func emitted() map[string]bool {
 	view := &monitor.View{
 		At: now, Server: monitor.Server{MemoryUsed: 1, MemoryMax: 2, Policy: "noeviction", LastSaveOK: true},
 		Queues: []monitor.QueueView{{
-			Name: "orders", Stats: &delayq.Stats{Now: now, LastRun: now, LastSuccess: now}, Consumers: []delayq.Consumer{{Name: "c", Beat: now}},
+			Name: "orders", Stats: &delayq.Stats{Now: now, LastRun: now, LastSuccess: now, Mode: "ledger"}, Consumers: []delayq.Consumer{{Name: "c", Beat: now}},
 			Reconciler: &reconciler.Status{LastFull: now},
 		}},
 	}
@@ -58,6 +58,7 @@ func emitted() map[string]bool {
 var needed = []string{
 	"RedisUp", "ScrapeError", "QueuesLeftOut", "RedisMemoryPercent", "RedisEvictedTotal", "RedisEvictionUnsafe", "RedisSaveFailed", "ClockSkew",
 	"Unserved", "ConsumersStuck", "ConsumersStale", "SinceLastRun", "OldestDueAge", "BacklogRatio", "FailedTotal", "SucceededTotal", "NoHandlerTotal",
+	"ScrapeDuration", "TasksDue", "LargestShard", "LateTotal", "TasksDead", "Unreconciled",
 	"BuriedTotal", "LostLeasesTotal", "MissingTotal", "UnconfirmedTasks", "DriftTotal", "RepairedTotal", "SinceReconcile", "QuarantinedTotal",
 	"Errors of WorkerFunction", "Throttles of WorkerFunction", "Errors of ReconcilerFunction", "Throttles of ReconcilerFunction",
 	"Errors of MonitorFunction", "Throttles of MonitorFunction",
@@ -154,7 +155,7 @@ func (a *alarms) alarm(name string, r map[string]any) {
 			bad("%s only rises: compare its growth", metrics[0])
 		}
 	}
-	ledger := []string{"UnconfirmedTasks", "DriftTotal", "RepairedTotal", "SinceReconcile", "QuarantinedTotal"}
+	ledger := []string{"UnconfirmedTasks", "DriftTotal", "RepairedTotal", "SinceReconcile", "QuarantinedTotal", "Unreconciled"}
 	for _, m := range metrics {
 		a.watched[m] = true
 		if p["TreatMissingData"] == "breaching" {

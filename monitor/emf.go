@@ -98,6 +98,7 @@ var emfQueue = []emfMetric{
 	{name: "TasksDue", unit: "Count", value: number(func(q *QueueView) int64 { return q.Stats.Due })},
 	{name: "TasksProcessing", unit: "Count", value: number(func(q *QueueView) int64 { return q.Stats.Processing })},
 	{name: "TasksDead", unit: "Count", value: func(q *QueueView) (float64, bool) { return float64(q.Stats.Dead), !q.RedisOnly }},
+	{name: "LargestShard", unit: "Count", worst: true, value: number(largestShard)},
 	{name: "OldestDueAge", unit: "Seconds", worst: true, value: length(func(q *QueueView) time.Duration { return q.Stats.OldestDueAge })},
 	{name: "OldestProcessingAge", unit: "Seconds", worst: true, value: length(func(q *QueueView) time.Duration { return q.Stats.OldestProcessingAge })},
 	{
@@ -126,6 +127,7 @@ var emfQueue = []emfMetric{
 	{name: "StaleCallsTotal", unit: "Count", value: number(func(q *QueueView) int64 { return q.Stats.Stale })},
 	{name: "MissingTotal", unit: "Count", value: number(func(q *QueueView) int64 { return q.Stats.Missing })},
 	{name: "QuarantinedTotal", unit: "Count", value: number(func(q *QueueView) int64 { return q.Stats.Quarantined })},
+	{name: "LateTotal", unit: "Count", value: number(late)}, // of LeasedTotal
 	// With LeasedTotal and SucceededTotal, the average lateness and length of a run.
 	{name: "LatenessTotal", unit: "Seconds", value: length(func(q *QueueView) time.Duration { return q.Stats.Lateness.Sum })},
 	{name: "DurationTotal", unit: "Seconds", value: length(func(q *QueueView) time.Duration { return q.Stats.Duration.Sum })},
@@ -133,6 +135,10 @@ var emfQueue = []emfMetric{
 	{name: "SinceReconcile", unit: "Seconds", worst: true, value: reconciled(func(q *QueueView) (float64, bool) {
 		return since(func(q *QueueView) time.Time { return q.Reconciler.LastFull })(q)
 	})},
+	{
+		name: "Unreconciled", unit: "Count",
+		value: func(q *QueueView) (float64, bool) { return flag(q.Reconciler == nil), !q.RedisOnly && q.Stats.Mode != "" },
+	},
 	{name: "UnconfirmedTasks", unit: "Count", value: reconciled(func(q *QueueView) (float64, bool) {
 		return float64(q.Reconciler.Last.Unconfirmed), !q.Reconciler.LastFull.IsZero()
 	})},
@@ -176,6 +182,28 @@ func failed(q *QueueView) (n int64) {
 		n += of
 	}
 	return n
+}
+
+// veryLate is a bound of the histogram of lateness.
+const veryLate = time.Minute
+
+// late are the leases that began very late.
+func late(q *QueueView) int64 {
+	n := q.Stats.Lateness.Count
+	for _, b := range q.Stats.Lateness.Buckets {
+		if b.UpTo <= veryLate {
+			n -= b.Count
+		}
+	}
+	return max(n, 0)
+}
+
+// largestShard is the number of tasks in the fullest shard.
+func largestShard(q *QueueView) (most int64) {
+	for i := range q.Stats.Shards {
+		most = max(most, q.Stats.Shards[i].Tasks)
+	}
+	return most
 }
 
 // consumerSkew is the largest by size, and so is the worst of all queues.

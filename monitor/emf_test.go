@@ -131,7 +131,10 @@ func busyView() *monitor.View {
 		OldestProcessingAge: 1500 * time.Millisecond, LastRun: noon.Add(-2 * time.Second), LastSuccess: noon.Add(-time.Minute),
 		Created: 100, Leased: 80, Succeeded: 50, Retried: 6, Buried: 4, Expired: 3, Stale: 2, Missing: 1, Trimmed: 5, Quarantined: 7,
 		Failed:   map[string]int64{delayq.ReasonError: 8, delayq.ReasonNoHandler: 2},
-		Lateness: delayq.Histogram{Sum: 40 * time.Second}, Duration: delayq.Histogram{Sum: 12500 * time.Millisecond},
+		Lateness: delayq.Histogram{
+			Count: 80, Sum: 40 * time.Second, Buckets: []delayq.Bucket{{UpTo: time.Second, Count: 60}, {UpTo: time.Minute, Count: 9}, {UpTo: time.Hour, Count: 8}},
+		},
+		Duration: delayq.Histogram{Sum: 12500 * time.Millisecond}, Mode: "ledger", Shards: []delayq.ShardStats{{Tasks: 21}, {Tasks: 43}},
 	}
 	mail := &delayq.Stats{
 		Queue: "mail", Now: noon, Due: 1, OldestDueAge: 400 * time.Second, LastRun: noon.Add(-200 * time.Second), Created: 1,
@@ -164,6 +167,7 @@ func TestEMFHasEachQueueAndTheWhole(t *testing.T) {
 			"BacklogRatio": 1, "SinceLastRun": 200, "ConsumersHealthy": 0, "ConsumersStale": 1, "ConsumersStuck": 2, "Unserved": 1,
 			"EnqueuedTotal": 1, "LeasedTotal": 0, "SucceededTotal": 0, "FailedTotal": 1, "NoHandlerTotal": 1, "BuriedTotal": 0, "TrimmedTotal": 0,
 			"LostLeasesTotal": 0, "StaleCallsTotal": 0, "MissingTotal": 0, "QuarantinedTotal": 0, "LatenessTotal": 0, "DurationTotal": 0,
+			"LargestShard": 0, "LateTotal": 0,
 		},
 		{
 			"ScrapeError": 0, "TasksPending": 10, "TasksDue": 30, "TasksProcessing": 20, "TasksDead": 4, "OldestDueAge": 90, "OldestProcessingAge": 1.5,
@@ -171,6 +175,7 @@ func TestEMFHasEachQueueAndTheWhole(t *testing.T) {
 			"ConsumerClockSkew": 3, "Unserved": 0,
 			"EnqueuedTotal": 100, "LeasedTotal": 80, "SucceededTotal": 50, "FailedTotal": 10, "NoHandlerTotal": 2, "BuriedTotal": 4, "TrimmedTotal": 5,
 			"LostLeasesTotal": 3, "StaleCallsTotal": 2, "MissingTotal": 1, "QuarantinedTotal": 7, "LatenessTotal": 40, "DurationTotal": 12.5,
+			"LargestShard": 43, "LateTotal": 11, "Unreconciled": 0,
 			"SinceReconcile": 600, "UnconfirmedTasks": 6, "DriftTotal": 9, "RepairedTotal": 8,
 		},
 		{ // BacklogRatio is not that of the one task of mail; SinceLastRun is not that of orders, which is served
@@ -181,6 +186,7 @@ func TestEMFHasEachQueueAndTheWhole(t *testing.T) {
 			"ConsumerClockSkew": 3, "Unserved": 1,
 			"EnqueuedTotal": 101, "LeasedTotal": 80, "SucceededTotal": 50, "FailedTotal": 11, "NoHandlerTotal": 3, "BuriedTotal": 4, "TrimmedTotal": 5,
 			"LostLeasesTotal": 3, "StaleCallsTotal": 2, "MissingTotal": 1, "QuarantinedTotal": 7, "LatenessTotal": 40, "DurationTotal": 12.5,
+			"LargestShard": 43, "LateTotal": 11, "Unreconciled": 0,
 			"SinceReconcile": 600, "UnconfirmedTasks": 6, "DriftTotal": 9, "RepairedTotal": 8,
 		},
 	} {
@@ -322,4 +328,20 @@ func ExampleWriteEMF() {
 	}
 	fmt.Print(out.String())
 	// Output: {"QueuesLeftOut":0,"RedisUp":0,"ScrapeDuration":0.004,"ScrapeError":1,"_aws":{"CloudWatchMetrics":[{"Dimensions":[[]],"Metrics":[{"Name":"ScrapeError","Unit":"Count"},{"Name":"ScrapeDuration","Unit":"Seconds"},{"Name":"QueuesLeftOut","Unit":"Count"},{"Name":"RedisUp","Unit":"Count"}],"Namespace":"shop"}],"Timestamp":1764532800123}}
+}
+
+// A queue with a ledger that nobody reconciles is counted, one without is not.
+func TestEMFCountsTheUnreconciled(t *testing.T) {
+	t.Parallel()
+	v := busyView()
+	v.Queues[1].Reconciler = nil
+	if docs := writeEMF(t, v); docs[1].values["Unreconciled"] != 1 || docs[2].values["Unreconciled"] != 1 {
+		t.Errorf("%v", docs)
+	}
+	v.Queues[1].RedisOnly = true
+	for _, d := range writeEMF(t, v) {
+		if _, known := d.values["Unreconciled"]; known {
+			t.Errorf("known of a ledger that does not answer: %v", d)
+		}
+	}
 }
