@@ -137,7 +137,9 @@ var emfQueue = []emfMetric{
 	})},
 	{
 		name: "Unreconciled", unit: "Count",
-		value: func(q *QueueView) (float64, bool) { return flag(q.Reconciler == nil), !q.RedisOnly && q.Stats.Mode != "" },
+		value: func(q *QueueView) (float64, bool) {
+			return flag(q.Reconciler == nil), !q.RedisOnly && q.Stats.Mode != ""
+		},
 	},
 	{name: "UnconfirmedTasks", unit: "Count", value: reconciled(func(q *QueueView) (float64, bool) {
 		return float64(q.Reconciler.Last.Unconfirmed), !q.Reconciler.LastFull.IsZero()

@@ -130,7 +130,7 @@ func busyView() *monitor.View {
 		Queue: "orders", Now: noon, Pending: 10, Due: 30, Processing: 20, Dead: 4, OldestDueAge: 90 * time.Second,
 		OldestProcessingAge: 1500 * time.Millisecond, LastRun: noon.Add(-2 * time.Second), LastSuccess: noon.Add(-time.Minute),
 		Created: 100, Leased: 80, Succeeded: 50, Retried: 6, Buried: 4, Expired: 3, Stale: 2, Missing: 1, Trimmed: 5, Quarantined: 7,
-		Failed:   map[string]int64{delayq.ReasonError: 8, delayq.ReasonNoHandler: 2},
+		Failed: map[string]int64{delayq.ReasonError: 8, delayq.ReasonNoHandler: 2},
 		Lateness: delayq.Histogram{
 			Count: 80, Sum: 40 * time.Second, Buckets: []delayq.Bucket{{UpTo: time.Second, Count: 60}, {UpTo: time.Minute, Count: 9}, {UpTo: time.Hour, Count: 8}},
 		},
