@@ -96,27 +96,14 @@ func (q *Queue) beating(ctx context.Context) (map[string]Consumer, error) {
 		if err != nil {
 			return nil, q.scriptError("consumers", err)
 		}
-		var names []string
 		for i := 0; i+1 < len(page); i += 2 {
 			if page[i] == "" {
 				continue
 			}
 			c := Consumer{Name: page[i]}
 			c.readBeat(page[i+1])
-			names, found[c.Name] = append(names, c.Name), c
-		}
-		for some := range slices.Chunk(names, maxBatch) {
-			seen, err := q.rdb.ZMScore(ctx, keys[keyConsumers], some...).Result()
-			if err != nil {
-				return nil, q.scriptError("consumers", err)
-			}
-			for i, name := range some {
-				c := found[name]
-				if c.Seen = time.UnixMicro(int64(seen[i])); c.Seen.Before(c.Beat) { // it has been forgotten just now
-					c.Seen = c.Beat
-				}
-				found[name] = c
-			}
+			c.Seen = c.Beat // of one that beats it is right within a beat, and asking for it would cost as much again
+			found[c.Name] = c
 		}
 		if cursor = next; cursor == 0 {
 			break
