@@ -156,6 +156,7 @@ func (q *Queue) latest(ctx context.Context, limit int) (all []Consumer, now time
 }
 
 // Queues finds the names of all queues of a Redis by a walk over its keys, on every master of a cluster: not for every request.
+// With an error it returns those that it has found until then.
 func Queues(ctx context.Context, rdb redis.UniversalClient) ([]string, error) {
 	var mu sync.Mutex
 	names := map[string]struct{}{}
@@ -188,10 +189,12 @@ func Queues(ctx context.Context, rdb redis.UniversalClient) ([]string, error) {
 	default:
 		err = scan(ctx, rdb)
 	}
+	mu.Lock() // a master may still be asked when another has failed
+	defer mu.Unlock()
 	if err != nil {
-		return nil, fmt.Errorf("delayq: queues: %w", err)
+		err = fmt.Errorf("delayq: queues: %w", err)
 	}
-	return slices.Sorted(maps.Keys(names)), nil
+	return slices.Sorted(maps.Keys(names)), err
 }
 
 // queueMeta is the key that every queue has once. No letter of a queue's name means anything in a pattern.

@@ -247,3 +247,27 @@ func TestAWorkerBehindALineThatBreaks(t *testing.T) {
 		})
 	}
 }
+
+// Where the walk over all keys breaks off, what it has found is better than nothing.
+func TestQueuesFoundBeforeTheWalkBrokeOff(t *testing.T) {
+	t.Parallel()
+	rdb := realClient(t, servers.NewRedis(t).Addr())
+	for i := range 50 {
+		if _, err := delayq.Open(t.Context(), rdb, fmt.Sprint("q", i), delayq.Config{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 5000 { // so that one page is not all
+		rdb.Set(t.Context(), fmt.Sprint("other", i), "v", 0)
+	}
+	pages, broken := 0, errors.New("broken off")
+	rdb.AddHook(&flaky{commands: "scan", err: func() error {
+		if pages++; pages > 3 {
+			return broken
+		}
+		return nil
+	}})
+	if found, err := delayq.Queues(t.Context(), rdb); !errors.Is(err, broken) || len(found) == 0 || len(found) == 50 {
+		t.Errorf("%d found, %v", len(found), err)
+	}
+}

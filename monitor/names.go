@@ -87,8 +87,11 @@ func (f *finder) run(ctx context.Context) {
 	names, err := f.walk(ctx)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.err = err; err == nil {
+	switch f.err = err; {
+	case err == nil:
 		f.names, f.at = names, began
+	case f.at.IsZero(): // some are better than none
+		f.names = names
 	}
 	close(f.done)
 	f.done = nil

@@ -40,15 +40,12 @@ func fixed(values []string) cobra.CompletionFunc {
 	return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
 }
 
-// completeQueues finds the names in Redis. Where that takes too long, or fails, it offers nothing and says nothing.
+// completeQueues finds the names in Redis, those that are found until it takes too long, or fails. Of that it says nothing.
 func completeQueues(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeIn)
 	defer cancel()
 	s := given(cmd)
-	names, err := findQueues(ctx, s, &database{url: noDatabase})
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
+	names, _ := findQueues(ctx, s, &database{url: noDatabase})
 	done, last := "", typed // of names with commas the last is being typed
 	if i := strings.LastIndex(typed, ","); i >= 0 && cmd.Flags().Lookup("queue").Value.Type() == "stringSlice" {
 		done, last = typed[:i+1], typed[i+1:]

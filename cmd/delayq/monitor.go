@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
+	"github.com/delayq/toolkit/delayq"
 	"github.com/delayq/toolkit/monitor"
 	"github.com/delayq/toolkit/monitor/console"
 )
@@ -129,6 +130,9 @@ func (m *monitoring) run(cmd *cobra.Command) error {
 
 // open makes the monitor; nothing is dialled yet.
 func (m *monitoring) open() (watcher *monitor.Monitor, done func(), err error) {
+	if err := m.limits(); err != nil {
+		return nil, nil, err
+	}
 	if err := m.redis.fromEnv(); err != nil {
 		return nil, nil, err
 	}
@@ -148,12 +152,30 @@ func (m *monitoring) open() (watcher *monitor.Monitor, done func(), err error) {
 	}
 	if err == nil {
 		watcher, err = monitor.New(m.config)
+		if in := (*delayq.InputError)(nil); errors.As(err, &in) && in.Field == "Config.Queues" {
+			err = usagef("--queue: must be %s, not %s", in.Limit, in.Got)
+		}
 	}
 	if err != nil {
 		done()
 		return nil, nil, err
 	}
 	return watcher, done, nil
+}
+
+// limits checks what monitor.New would take 0 for the default of.
+func (m *monitoring) limits() error {
+	switch c := &m.config; {
+	case c.MostQueues < 1 || c.MostQueues > 10_000:
+		return usagef("--most-queues: want 1 to 10000, not %d", c.MostQueues)
+	case c.Timeout < 10*time.Millisecond:
+		return usagef("--timeout: want at least 10ms, not %s", c.Timeout)
+	case c.StaleAfter < time.Second:
+		return usagef("--stale-after: want at least 1s, not %s", c.StaleAfter)
+	case c.StuckAfter < time.Second:
+		return usagef("--stuck-after: want at least 1s, not %s", c.StuckAfter)
+	}
+	return nil
 }
 
 // page is the console. It has a guard of its own.

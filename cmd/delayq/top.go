@@ -148,7 +148,9 @@ type topView struct {
 	Server  monitor.Server `json:"server"`
 	Queues  []topQueue     `json:"queues"`
 	LeftOut int            `json:"left_out"`
-	err     error
+	// Unlisted says why queues may be missing.
+	Unlisted string `json:"unlisted,omitempty"`
+	err      error  // nothing can be shown
 }
 
 type topQueue struct {
@@ -170,7 +172,12 @@ type topQueue struct {
 }
 
 func newTopView(before, now *monitor.View) *topView {
-	v := &topView{At: now.At, Server: now.Server, LeftOut: now.LeftOut, err: now.Err, Queues: make([]topQueue, 0, len(now.Queues))}
+	v := &topView{At: now.At, Server: now.Server, LeftOut: now.LeftOut, err: now.Server.Err, Queues: make([]topQueue, 0, len(now.Queues))}
+	if now.FindErr != nil {
+		if v.Unlisted = message(now.FindErr); len(now.Queues) == 0 {
+			v.err = cmp.Or(v.err, now.FindErr)
+		}
+	}
 	for i := range now.Queues {
 		v.Queues = append(v.Queues, newTopQueue(before, &now.Queues[i]))
 	}
@@ -218,12 +225,15 @@ func newTopQueue(before *monitor.View, q *monitor.QueueView) topQueue {
 func (t *top) text(v *topView, height int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s   %s   %s   %s\n", bold.Render("delayq top"), t.redis.shown(), serverLine(v), faint.Render(v.At.Format("15:04:05")))
-	if v.err != nil {
+	switch {
+	case v.err != nil:
 		fmt.Fprintln(&b, bad.Render(message(v.err)))
+	case v.Unlisted != "":
+		fmt.Fprintln(&b, warning.Render("queues may be missing: "+v.Unlisted))
 	}
 	rows := [][]string{{"QUEUE", "OLDEST", "DUE", "PENDING", "RUNNING", "DEAD", "IN/S", "OUT/S", "FAIL/S", "CONSUMERS"}}
 	shown := v.Queues
-	const around = 5 // the head, the titles, the last lines, and where the cursor stands
+	const around = 6 // the head, what is wrong, the titles, the last lines, and where the cursor stands
 	if room := max(1, height-around); height > 0 && len(shown) > room {
 		shown = shown[:room]
 	}

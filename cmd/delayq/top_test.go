@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -55,9 +56,23 @@ func TestTopView(t *testing.T) {
 		t.Error("a rate over the loss of data")
 	}
 	// A low screen shows the worst, and says how many more there are.
-	text = ansi.Strip((&top{}).text(v, 6))
-	if !strings.Contains(text, "late") || strings.Contains(text, "broken") || !strings.Contains(text, "and 4 more queues") || strings.Count(text, "\n") > 5 {
-		t.Errorf("on 6 lines:\n%s", text)
+	v.Unlisted = "NOPERM"
+	text = ansi.Strip((&top{}).text(v, 7))
+	if !strings.Contains(text, "late") || strings.Contains(text, "broken") || !strings.Contains(text, "and 4 more queues") || strings.Count(text, "\n") > 6 {
+		t.Errorf("on 7 lines:\n%s", text)
+	}
+}
+
+// Queues that could not be listed are not taken for queues that are not there, and one that fails does not hide the others.
+func TestTopWithoutAList(t *testing.T) {
+	view := &monitor.View{At: time.Now(), FindErr: errors.New("NOPERM no SCAN")}
+	if v := newTopView(nil, view); v.err == nil || v.Unlisted == "" {
+		t.Errorf("%+v", v)
+	}
+	view.Queues = []monitor.QueueView{{Name: "a", Err: delayq.ErrSchema}}
+	v := newTopView(nil, view)
+	if text := ansi.Strip((&top{}).text(v, 0)); v.err != nil || !strings.Contains(text, "queues may be missing: NOPERM no SCAN") || !strings.Contains(text, "wrong schema version") {
+		t.Errorf("%v\n%s", v.err, text)
 	}
 }
 
