@@ -138,7 +138,7 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name,
 // live reports whether a script asks for the part of a page that changes.
 func live(r *http.Request) bool { return r.Header.Get("HX-Request") != "" }
 
-// level is how urgent something is: "ok", "warn", "bad", or "idle".
+// A status is a word for how something is, and how urgent that is: "ok", "warn", "bad", or "idle".
 type status struct{ Level, Text string }
 
 const lateFrom = time.Minute
