@@ -204,8 +204,17 @@ func (m *Monitor) merge(name string, r part[redisPart], l part[ledgerPart]) Queu
 	case s.Shards[0].Epoch == "":
 		v.Err, v.Stats = fmt.Errorf("monitor: queue %s: %w", name, delayq.ErrNoQueue), nil
 	}
+	if v.Stats != nil {
+		m.Tally(&v)
+	}
+	return v
+}
+
+// Tally counts v's consumers by their health at v.Stats.Now.
+func (m *Monitor) Tally(v *QueueView) {
+	v.Healthy, v.Stale, v.Stuck = 0, 0, 0
 	for i := range v.Consumers {
-		switch m.Health(&v.Consumers[i], s.Now) {
+		switch m.Health(&v.Consumers[i], v.Stats.Now) {
 		case Stale:
 			v.Stale++
 		case Stuck:
@@ -214,7 +223,6 @@ func (m *Monitor) merge(name string, r part[redisPart], l part[ledgerPart]) Queu
 			v.Healthy++
 		}
 	}
-	return v
 }
 
 // Queue gives the queue of that name for reading and for an operator's changes, opened without creating it. Errors:

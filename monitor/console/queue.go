@@ -115,16 +115,7 @@ func (c *Console) describe(ctx context.Context, q *delayq.Queue, d *queueData) e
 		if seen.Consumers, err = q.Consumers(ctx, 1000); err != nil {
 			return err
 		}
-		for i := range seen.Consumers {
-			switch c.m.Health(&seen.Consumers[i], seen.Stats.Now) {
-			case "healthy":
-				seen.Healthy++
-			case "stuck":
-				seen.Stuck++
-			default:
-				seen.Stale++
-			}
-		}
+		c.m.Tally(&seen)
 	}
 	d.queueRow = c.row(&seen)
 	d.Now = seen.Stats.Now
@@ -132,7 +123,7 @@ func (c *Console) describe(ctx context.Context, q *delayq.Queue, d *queueData) e
 		one := &seen.Consumers[i]
 		d.Consumers = append(d.Consumers, consumerRow{*one, c.m.Health(one, d.Now), max(0, d.Now.Sub(one.Seen))})
 	}
-	worst := map[string]int{"stuck": 0, "stale": 1, "healthy": 2}
+	worst := map[string]int{monitor.Stuck: 0, monitor.Stale: 1, monitor.Healthy: 2, monitor.Gone: 3}
 	slices.SortStableFunc(d.Consumers, func(a, b consumerRow) int { return cmp.Compare(worst[a.Health], worst[b.Health]) })
 	if d.More = len(d.Consumers) - consumersShown; d.More > 0 {
 		d.Consumers = d.Consumers[:consumersShown]
