@@ -204,7 +204,13 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 func (c *Console) ask(ctx context.Context, w http.ResponseWriter, r *http.Request, q *delayq.Queue, o *order) {
 	d := confirmData{Order: o, Count: len(o.IDs), Some: o.IDs[:min(len(o.IDs), 20)], Back: o.back(false)}
 	if o.All {
-		o.Filter.Until = c.now().Add(time.Second).Truncate(time.Millisecond) // what dies after this page was shown is not meant
+		// What dies after this page was shown is not meant. Letters are dated by Redis' clock, to the millisecond; this machine's may be off.
+		stats, err := q.Stats(ctx)
+		if err != nil {
+			c.fail(w, r, err)
+			return
+		}
+		o.Filter.Until = stats.Now.Truncate(time.Millisecond).Add(time.Millisecond)
 		d.AtLeast = true
 		all, err := o.each(ctx, q, lookFor, mostLooked*5, func(ids []string) {
 			d.Count += len(ids)
