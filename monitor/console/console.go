@@ -22,7 +22,7 @@ import (
 // from it, to an address of it.
 type Config struct {
 	// Token opens the console to whoever knows it: on the login page, or as "Authorization: Bearer". At least 16 bytes.
-	// Without it and without TrustedProxyHeader only this machine is answered.
+	// Without it and without TrustedProxyHeader only this machine is answered; a proxy on this machine would let everybody in.
 	Token string
 	// TrustedProxyHeader is a header in which a proxy says who the user is, after it has made sure, such as "X-Forwarded-User".
 	// The proxy must drop what clients send under that name. The name stands in the audit lines.

@@ -109,15 +109,19 @@ func (c *Console) fromProxy(r *http.Request) bool {
 	return err == nil && slices.ContainsFunc(c.cfg.TrustedProxies, func(p netip.Prefix) bool { return p.Contains(peer.Addr().Unmap().WithZone("")) })
 }
 
-// local reports whether a request comes from this machine, and not by a proxy on it that stands for others.
+// proxyHeaders are what proxies add to a request that they pass on. X-Forwarded-* are a family.
+var proxyHeaders = []string{"Forwarded", "Via", "X-Real-Ip", "X-Client-Ip", "Cf-Connecting-Ip", "True-Client-Ip"}
+
+// local reports whether a request comes from this machine, and not by a proxy on it that stands for others. A proxy that adds nothing
+// cannot be told from a browser, but those that speak HTTP/1.0 to servers can, as nginx does unless told otherwise.
 func (c *Console) local(r *http.Request) bool {
-	for _, h := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-Ip", "Via"} {
-		if r.Header.Get(h) != "" {
+	for h := range r.Header { // even empty: a proxy has been there
+		if strings.HasPrefix(h, "X-Forwarded") || slices.Contains(proxyHeaders, h) {
 			return false
 		}
 	}
 	here, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return ok && loopback(here.String()) && loopback(r.RemoteAddr)
+	return ok && r.ProtoAtLeast(1, 1) && loopback(here.String()) && loopback(r.RemoteAddr)
 }
 
 func loopback(addr string) bool {

@@ -2,6 +2,9 @@ package console
 
 import (
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -94,6 +97,40 @@ func TestWhoGetsIn(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A proxy on this machine stands for others: what it passes on is not from here, whatever it adds.
+func TestAProxyIsNotThisMachine(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{})
+	for _, header := range []string{
+		"Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Server", "X-Forwarded-Anything", "X-Real-IP",
+		"X-Client-IP", "CF-Connecting-IP", "True-Client-IP",
+	} {
+		for _, value := range []string{"x", ""} {
+			if code := r.ask(http.MethodGet, "/search", map[string]string{header: value}, nil).StatusCode; code != http.StatusForbidden {
+				t.Errorf("%s: %q: status %d", header, value, code)
+			}
+		}
+	}
+	for version, want := range map[string]string{"1.0": "403", "1.1": "200"} {
+		conn, err := net.Dial("tcp", r.web.Listener.Addr().String())
+		r.ok(err)
+		_, err = fmt.Fprintf(conn, "GET /search HTTP/%s\r\nHost: localhost\r\nConnection: close\r\n\r\n", version)
+		r.ok(err)
+		answer, err := io.ReadAll(conn)
+		r.ok(err)
+		conn.Close()
+		if got := strings.Fields(string(answer))[1]; got != want {
+			t.Errorf("HTTP/%s: status %s, want %s", version, got, want)
+		}
+	}
+	// With a token, it may be behind one.
+	r = newRig(t, Config{Token: token})
+	headers := map[string]string{"Authorization": "Bearer " + token, "X-Forwarded-For": "192.0.2.1"}
+	if code := r.ask(http.MethodGet, "/search", headers, nil).StatusCode; code != http.StatusOK {
+		t.Errorf("with the token: status %d", code)
 	}
 }
 
