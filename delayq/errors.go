@@ -69,6 +69,16 @@ func (e *TaskError) Error() string {
 
 func (e *TaskError) Unwrap() error { return e.Err }
 
+// A LedgerError is an error that came from a queue's ledger: with it, callers can tell which of the queue's two servers it was.
+type LedgerError struct {
+	Op  string // such as "page orders"
+	Err error
+}
+
+func (e *LedgerError) Error() string { return fmt.Sprintf("delayq: ledger %s: %v", e.Op, e.Err) }
+
+func (e *LedgerError) Unwrap() error { return e.Err }
+
 // An InputError names an argument that is out of bounds, and the bound. It matches ErrInvalid.
 type InputError struct {
 	Field string // as the caller knows it, such as "Payload"

@@ -3,6 +3,7 @@ package monitor_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -119,11 +120,32 @@ func TestDatabaseAwayShowsAsAnErrorAndRedisIsStillShown(t *testing.T) {
 				t.Errorf("%s: %s is %v", how, name, v)
 			}
 		}
+		q, err := m.Queue(within(t, 4*timeout), plain)
+		ok(t, err)
+		if s, err := q.Stats(t.Context()); err != nil || s.Due != 3 {
+			t.Errorf("%s: the queue without a ledger has %+v, %v", how, s, err)
+		}
+		var led *delayq.LedgerError
+		if _, err := m.Queue(within(t, 4*timeout), booked); !errors.As(err, &led) {
+			t.Errorf("%s: the ledger's queue is opened with %v", how, err)
+		}
+		if _, err := m.Queue(within(t, 4*timeout), "nobody"); errors.Is(err, delayq.ErrNoQueue) {
+			t.Errorf("%s: nobody can know that there is no such queue", how)
+		}
 	}
 	away := func(how string) {
 		t.Helper()
 		look(how, m)
-		look(how+", and the monitor begins", watch(t, monitor.Config{Redis: rdb, Ledger: led, Horizon: time.Hour, Timeout: timeout}))
+		begun := watch(t, monitor.Config{Redis: rdb, Ledger: led, Horizon: time.Hour, Timeout: timeout})
+		look(how+", and the monitor begins", begun)
+		for m, listed := range map[*monitor.Monitor]bool{m: true, begun: false} {
+			v := m.Look(t.Context())
+			i := slices.IndexFunc(v.Queues, func(q monitor.QueueView) bool { return q.Name == booked })
+			var led *delayq.LedgerError
+			if v.Listed != listed || v.Server.Err != nil || !errors.As(v.Queues[i].Err, &led) {
+				t.Errorf("%s: listed is %v, want %v; %v, %v", how, v.Listed, listed, v.Server.Err, v.Queues[i].Err)
+			}
+		}
 	}
 	ok(t, database.Pause())
 	away("hung")

@@ -120,14 +120,16 @@ type View struct {
 	Server  Server        `json:"server"`
 	Queues  []QueueView   `json:"queues"`   // by name
 	LeftOut int           `json:"left_out"` // queues beyond MostQueues
-	FindErr error         `json:"-"`        // the names could not be listed: Queues are those of an earlier list, or of one server
-	Err     error         `json:"-"`        // FindErr, or else that of a Redis that did not answer at all
+	// Listed says that each server has told its queues, if perhaps a while ago. Without, some may be missing.
+	Listed  bool  `json:"listed"`
+	FindErr error `json:"-"` // the names could not be listed this time: Queues are those of an earlier list, or of one server
+	Err     error `json:"-"` // FindErr, or else that of a Redis that did not answer at all
 }
 
 // A QueueView is one queue as seen by one look. With Err the other fields may be nil: never numbers of an earlier look.
 type QueueView struct {
 	Name string `json:"name"`
-	Err  error  `json:"-"` // of Redis: then Stats is nil; or of the ledger: then RedisOnly is set
+	Err  error  `json:"-"` // of Redis: then Stats is nil; or of the ledger, a delayq.LedgerError or delayq.ErrLedger: then RedisOnly is set
 	// RedisOnly says that the queue has a ledger and Stats lack what that alone knows: Later, and Dead but for the quarantined.
 	// So it is without Config.Ledger, and while that does not answer.
 	RedisOnly             bool              `json:"redis_only,omitempty"`
@@ -198,8 +200,10 @@ func (m *Monitor) look(ctx context.Context) *View {
 	began := time.Now()
 	server := make(chan Server, 1)
 	go func() { server <- m.Server(ctx) }()
-	names, leftOut, err := m.queues(ctx)
-	v := &View{At: began, LeftOut: leftOut, FindErr: err, Queues: make([]QueueView, len(names))}
+	v := &View{At: began}
+	var names []string
+	names, v.LeftOut, v.Listed, v.FindErr = m.queues(ctx)
+	v.Queues = make([]QueueView, len(names))
 	redisParts, ledgerParts := spread(ctx, names, redisAtOnce, m.inRedis), spread(ctx, names, ledgerAtOnce, m.inLedger)
 	for i, name := range names {
 		r, l := await(ctx, redisParts[i]), await(ctx, ledgerParts[i])

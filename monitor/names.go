@@ -29,8 +29,9 @@ type finder struct {
 	done  chan struct{} // of the walk that is under way, nil if none is
 }
 
-// queues returns the names to look at, by name, and how many there are beyond MostQueues.
-func (m *Monitor) queues(ctx context.Context) (names []string, leftOut int, err error) {
+// queues returns the names to look at, by name, how many there are beyond MostQueues, and whether each server has told its own.
+func (m *Monitor) queues(ctx context.Context) (names []string, leftOut int, listed bool, err error) {
+	listed = true
 	if names = m.cfg.Queues; len(names) == 0 {
 		inRedis, err1 := m.inRedisNames.find(ctx, true)
 		inLedger, err2 := m.inLedgerNames.find(ctx, false)
@@ -38,13 +39,14 @@ func (m *Monitor) queues(ctx context.Context) (names []string, leftOut int, err 
 		names = slices.DeleteFunc(names, func(name string) bool { return !validName(name) }) // anybody can write a key
 		slices.Sort(names)
 		names = slices.Compact(names)
-		err = errors.Join(err1, err2)
+		listed = m.inRedisNames.told() && m.inLedgerNames.told()
+		err = errors.Join(err1, ofLedger("list queues", err2))
 		m.forget(names)
 	}
 	if n := len(names) - m.cfg.MostQueues; n > 0 {
 		names, leftOut = names[:m.cfg.MostQueues], n
 	}
-	return names, leftOut, err
+	return names, leftOut, listed, err
 }
 
 // find returns what was found last, with the error of a later walk if that failed, and sees to it that walks are made. Without names it
@@ -78,6 +80,13 @@ func (f *finder) find(ctx context.Context, needed bool) ([]string, error) {
 		}
 	}
 	return f.names, f.err
+}
+
+// told reports whether a walk has ever succeeded.
+func (f *finder) told() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.walk == nil || !f.at.IsZero()
 }
 
 func (f *finder) run(ctx context.Context) {

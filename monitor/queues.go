@@ -174,9 +174,19 @@ func (m *Monitor) inLedger(ctx context.Context, name string) (p ledgerPart, err 
 	return p, err
 }
 
+// ofLedger marks an error as the ledger's, where that has not done so itself.
+func ofLedger(op string, err error) error {
+	var led *delayq.LedgerError
+	if err == nil || errors.As(err, &led) {
+		return err
+	}
+	return &delayq.LedgerError{Op: op, Err: err}
+}
+
 // merge makes one view of what both servers told.
 func (m *Monitor) merge(name string, r part[redisPart], l part[ledgerPart]) QueueView {
 	v := QueueView{Name: name, Err: r.err}
+	l.err = ofLedger("look at "+name, l.err)
 	if l.err == nil {
 		v.Reconciler = l.got.status
 	}
@@ -225,8 +235,11 @@ func (m *Monitor) Tally(v *QueueView) {
 	}
 }
 
-// Queue gives the queue of that name for reading and for an operator's changes, opened without creating it. Errors:
-// delayq.ErrNoQueue; delayq.ErrLedger when it has a ledger and the monitor none; those of delayq.Open.
+// Queue gives the queue of that name for reading and for an operator's changes, opened without creating it. While the ledger does not
+// answer it gives those that Redis alone keeps.
+//
+// Errors: delayq.ErrNoQueue; delayq.ErrLedger when it has a ledger and the monitor none; a delayq.LedgerError when it has one that does
+// not answer, or may have; those of delayq.Open.
 func (m *Monitor) Queue(ctx context.Context, name string) (*delayq.Queue, error) {
 	if !validName(name) {
 		return nil, fmt.Errorf("monitor: queue %.140q: %w", name, delayq.ErrNoQueue)
@@ -242,20 +255,42 @@ func (m *Monitor) Queue(ctx context.Context, name string) (*delayq.Queue, error)
 			return q, nil
 		}
 	}
-	cfg := delayq.Config{NoCreate: true, AllowEviction: true, OnWarning: func(delayq.Warning) {}, ScriptHeader: m.cfg.ScriptHeader}
-	booked := cfg
-	booked.Ledger, booked.Horizon = m.cfg.Ledger, m.cfg.Horizon
-	q, err := delayq.Open(ctx, m.cfg.Redis, name, booked)
-	if errors.Is(err, delayq.ErrNoQueue) && booked.Ledger != nil {
-		q, err = delayq.Open(ctx, m.cfg.Redis, name, cfg) // one that Redis alone keeps
-	}
-	if err != nil {
-		return nil, err
-	}
-	if h != nil {
+	q, keep, err := m.whole(ctx, name)
+	if err == nil && keep && h != nil {
 		h.mu.Lock()
 		h.whole = q
 		h.mu.Unlock()
 	}
-	return q, nil
+	return q, err
+}
+
+// whole opens a queue with its ledger, if it has one. keep is false for one of which the ledger could not be asked: it may know the
+// queue all the same.
+func (m *Monitor) whole(ctx context.Context, name string) (q *delayq.Queue, keep bool, err error) {
+	cfg := delayq.Config{NoCreate: true, AllowEviction: true, OnWarning: func(delayq.Warning) {}, ScriptHeader: m.cfg.ScriptHeader}
+	if m.cfg.Ledger == nil {
+		q, err = delayq.Open(ctx, m.cfg.Redis, name, cfg)
+		return q, true, err
+	}
+	booked := cfg
+	booked.Ledger, booked.Horizon = m.cfg.Ledger, m.cfg.Horizon
+	bounded, cancel := ctx, context.CancelFunc(func() {})
+	if end, ok := ctx.Deadline(); ok { // a database that hangs must leave time for Redis
+		bounded, cancel = context.WithTimeout(ctx, time.Until(end)/4)
+	}
+	q, err = delayq.Open(bounded, m.cfg.Redis, name, booked)
+	cancel()
+	if err == nil {
+		return q, true, nil
+	}
+	alone, err2 := delayq.Open(ctx, m.cfg.Redis, name, cfg) // Redis says of each queue whether a ledger keeps it
+	switch {
+	case err2 == nil:
+		return alone, errors.Is(err, delayq.ErrNoQueue), nil
+	case errors.Is(err, delayq.ErrNoQueue):
+		return nil, false, err2
+	case errors.Is(err2, delayq.ErrLedger), errors.Is(err2, delayq.ErrNoQueue):
+		return nil, false, ofLedger("open "+name, err)
+	}
+	return nil, false, err2
 }

@@ -2,10 +2,11 @@ package ledger
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/delayq/toolkit/delayq"
 )
 
 // Errors of Open to branch on with errors.Is, beside delayq.ErrSchema and delayq.ErrServerVersion.
@@ -20,7 +21,7 @@ func wrap(verb, queue string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("delayq: ledger %s %s: %w", verb, queue, err)
+	return &delayq.LedgerError{Op: verb + " " + queue, Err: err}
 }
 
 // again reports whether PostgreSQL undid a statement for the sake of another, so that it can be sent once more.

@@ -64,11 +64,11 @@ func Open(ctx context.Context, db DB, opts ...Option) (*Ledger, error) {
 	}
 	tx, err := db.Begin(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("delayq: open ledger: %w", err)
+		return nil, wrap("open", "schema", err)
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it has only read
 	if err := check(ctx, tx); err != nil {
-		return nil, fmt.Errorf("delayq: open ledger: %w", err)
+		return nil, wrap("open", "schema", err)
 	}
 	if conn := tx.Conn(); conn != nil {
 		l.planned = conn.Config().DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
