@@ -109,25 +109,26 @@ func (c *Console) deadLetters(w http.ResponseWriter, r *http.Request) {
 }
 
 type deadQueuesData struct {
-	Rows []queueRow
+	Rows   []queueRow
+	Listed bool
 }
 
 // deadQueues is where the dead letters of which queue are.
 func (c *Console) deadQueues(w http.ResponseWriter, r *http.Request) {
 	view, err := c.views.now(r.Context())
 	if err == nil {
-		err = view.Err
+		err = blind(view)
 	}
 	if err != nil {
 		c.fail(w, r, err)
 		return
 	}
-	var d deadQueuesData
+	d := deadQueuesData{Listed: view.Listed}
 	for i := range view.Queues {
 		d.Rows = append(d.Rows, c.row(&view.Queues[i]))
 	}
 	most := func(q *queueRow) int64 {
-		if q.Stats == nil {
+		if q.Stats == nil || q.RedisOnly { // those whose letters nobody has counted come last
 			return -1
 		}
 		return q.Stats.Dead

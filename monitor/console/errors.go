@@ -39,14 +39,19 @@ var (
 	errBadTime    = &refusal{"bad_time", http.StatusBadRequest}
 	errExpired    = &refusal{"expired", http.StatusConflict}
 	errRedis      = &refusal{"redis", http.StatusServiceUnavailable}
+	errDatabase   = &refusal{"database", http.StatusServiceUnavailable}
 	errServers    = &refusal{"servers", http.StatusServiceUnavailable}
 	errQueueWrong = &refusal{"queue_wrong", http.StatusServiceUnavailable}
 )
 
 // asRefusal says what a page shows of an error. The error's own text stays in the log: it may name hosts.
 func asRefusal(err error) *refusal {
+	if many, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // of a look: the first is Redis', without which there is nothing
+		err = many.Unwrap()[0]
+	}
 	var r *refusal
 	var input *delayq.InputError
+	var led *delayq.LedgerError
 	var reply redis.Error
 	var network net.Error
 	switch {
@@ -65,6 +70,8 @@ func asRefusal(err error) *refusal {
 	case errors.Is(err, delayq.ErrLedger), errors.Is(err, delayq.ErrShards), errors.Is(err, delayq.ErrSchema), errors.Is(err, delayq.ErrEviction),
 		errors.Is(err, delayq.ErrServerVersion), errors.Is(err, delayq.ErrClockSkew):
 		return errQueueWrong
+	case errors.As(err, &led): // before Redis' own: both fail as networks do
+		return errDatabase
 	case errors.As(err, &reply), errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, redis.ErrClosed):
 		return errRedis
 	}

@@ -19,7 +19,12 @@ import (
 // booked is a rig whose queues may have a ledger.
 func booked(t *testing.T, cfg Config) (*rig, *ledger.Ledger, *pgxpool.Pool) {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), servers.NewDatabase(t))
+	return bookedIn(t, servers.NewDatabase(t), cfg)
+}
+
+func bookedIn(t *testing.T, url string, cfg Config) (*rig, *ledger.Ledger, *pgxpool.Pool) {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +47,7 @@ func booked(t *testing.T, cfg Config) (*rig, *ledger.Ledger, *pgxpool.Pool) {
 		}
 		return events, nil
 	}
-	return newRig(t, cfg, func(m *monitor.Config) { m.Ledger = led }), led, pool
+	return newRig(t, cfg, func(m *monitor.Config) { m.Ledger, m.Timeout = led, time.Second }), led, pool
 }
 
 func TestHistoryAndActionsWithALedger(t *testing.T) {
@@ -80,7 +85,7 @@ func TestHistoryAndActionsWithALedger(t *testing.T) {
 	// Without its database the queue's page says so, and the others go on.
 	pool.Close()
 	time.Sleep(fresh)
-	if page = r.get("/queue/shop/task/one", 503); !strings.Contains(page, "does not answer") {
+	if page = r.get("/queue/shop/task/one", 503); !strings.Contains(page, "The database does not answer") {
 		t.Error(page)
 	}
 	r.get("/queue/plain", 200)

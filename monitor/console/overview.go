@@ -3,6 +3,7 @@ package console
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"slices"
 	"strconv"
@@ -18,6 +19,19 @@ type queueRow struct {
 	Status status
 	Age    string // the level of the oldest due age
 	Recent recent
+}
+
+// Lacks is the key of the text that says why the numbers are those of Redis alone, "" when they are whole.
+func (r queueRow) Lacks() string {
+	switch {
+	case !r.RedisOnly:
+		return ""
+	case r.Err == nil:
+		return "queue.no_ledger"
+	case errors.Is(r.Err, delayq.ErrLedger):
+		return "queue.other_ledger"
+	}
+	return "queue.ledger_silent"
 }
 
 type overviewData struct {
@@ -70,11 +84,10 @@ func urgency(r *queueRow) time.Duration {
 }
 
 func (c *Console) row(q *monitor.QueueView) queueRow {
-	row := queueRow{QueueView: *q, Recent: c.views.recent(q.Name)}
-	if q.Err != nil {
-		row.Stats = nil
+	row := queueRow{QueueView: *q, Recent: c.views.recent(q.Name), Status: statusOf(q)}
+	if row.Lacks() == "queue.ledger_silent" && row.Status.Level != "bad" {
+		row.Status.Level = "warn"
 	}
-	row.Status = statusOf(q)
 	if row.Stats != nil {
 		row.Age = ageLevel(row.Stats.OldestDueAge)
 	}
@@ -85,7 +98,7 @@ func (c *Console) row(q *monitor.QueueView) queueRow {
 func statusOf(q *monitor.QueueView) status {
 	s := q.Stats
 	switch {
-	case q.Err != nil || s == nil:
+	case s == nil:
 		return status{"bad", text("status.silent")}
 	case s.Due > 0 && q.Healthy == 0:
 		return status{"bad", text("status.unserved")}

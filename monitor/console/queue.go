@@ -40,7 +40,7 @@ type queueData struct {
 	Live      bool // only the numbers are asked for
 	State     delayq.State
 	States    []delayq.State
-	Tasks     *delayq.Page
+	Tasks     *delayq.Page // nil when they cannot be listed
 	First     bool
 	Next      string // address of the next page
 	Now       time.Time
@@ -62,25 +62,22 @@ func (c *Console) opened(ctx context.Context, r *http.Request) (*delayq.Queue, e
 func (c *Console) queue(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), patience)
 	defer cancel()
-	q, err := c.opened(ctx, r)
-	if err != nil {
-		c.fail(w, r, err)
-		return
-	}
 	d := queueData{
 		State: delayq.StateDue, States: []delayq.State{delayq.StateDue, delayq.StatePending, delayq.StateProcessing, delayq.StateDead},
 		Live: live(r), First: r.URL.Query().Get("cursor") == "",
 	}
-	if err := c.describe(ctx, q, &d); err != nil {
+	q, seen, err := c.seen(ctx, r)
+	if err != nil {
 		c.fail(w, r, err)
 		return
 	}
-	if !d.Live {
-		if s := r.URL.Query().Get("state"); s != "" {
-			d.State = delayq.State(s)
-		} else if d.Stats.Due == 0 && d.Stats.Pending > 0 {
-			d.State = delayq.StatePending
-		}
+	c.describe(&d, seen)
+	if s := r.URL.Query().Get("state"); s != "" {
+		d.State = delayq.State(s)
+	} else if d.Stats.Due == 0 && d.Stats.Pending > 0 {
+		d.State = delayq.StatePending
+	}
+	if !d.Live && q != nil {
 		d.Tasks, err = q.List(ctx, delayq.ListOptions{State: d.State, Limit: rowsShown, Cursor: r.URL.Query().Get("cursor")})
 		if err != nil {
 			c.fail(w, r, err)
@@ -90,34 +87,48 @@ func (c *Console) queue(w http.ResponseWriter, r *http.Request) {
 			d.Next = "?" + url.Values{"state": {string(d.State)}, "cursor": {d.Tasks.Next}}.Encode() + "#tasks"
 		}
 	}
-	c.show(w, r, http.StatusOK, "queue", shown(q.Name()), d)
+	c.show(w, r, http.StatusOK, "queue", shown(seen.Name), d)
 }
 
-// describe fills in the numbers: those of the last view, or of the queue itself when the monitor does not watch it.
-func (c *Console) describe(ctx context.Context, q *delayq.Queue, d *queueData) error {
+// seen gives a queue and its numbers: those of the last view, or its own when the monitor does not watch it. Without its ledger there
+// are Redis' numbers alone, and no queue.
+func (c *Console) seen(ctx context.Context, r *http.Request) (*delayq.Queue, *monitor.QueueView, error) {
+	name, ok := unsegment(r.PathValue("queue"))
+	if !ok {
+		return nil, nil, errNoQueue
+	}
 	view, err := c.views.now(ctx)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	i := slices.IndexFunc(view.Queues, func(v monitor.QueueView) bool { return v.Name == q.Name() })
-	var seen monitor.QueueView
+	i := slices.IndexFunc(view.Queues, func(v monitor.QueueView) bool { return v.Name == name })
 	switch {
-	case i >= 0:
-		seen = view.Queues[i]
-		if seen.Err != nil {
-			return seen.Err
-		}
-	default:
-		seen = monitor.QueueView{Name: q.Name()}
-		if seen.Stats, err = q.Stats(ctx); err != nil {
-			return err
-		}
-		if seen.Consumers, err = q.Consumers(ctx, 1000); err != nil {
-			return err
-		}
-		c.m.Tally(&seen)
+	case i >= 0 && view.Queues[i].RedisOnly:
+		return nil, &view.Queues[i], nil
+	case i >= 0 && view.Queues[i].Stats == nil:
+		return nil, nil, view.Queues[i].Err
 	}
-	d.queueRow = c.row(&seen)
+	q, err := c.m.Queue(ctx, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if i >= 0 {
+		return q, &view.Queues[i], nil
+	}
+	seen := &monitor.QueueView{Name: name}
+	if seen.Stats, err = q.Stats(ctx); err != nil {
+		return nil, nil, err
+	}
+	if seen.Consumers, err = q.Consumers(ctx, 1000); err != nil {
+		return nil, nil, err
+	}
+	c.m.Tally(seen)
+	return q, seen, nil
+}
+
+// describe fills in the numbers.
+func (c *Console) describe(d *queueData, seen *monitor.QueueView) {
+	d.queueRow = c.row(seen)
 	d.Now = seen.Stats.Now
 	for i := range seen.Consumers {
 		one := &seen.Consumers[i]
@@ -139,5 +150,4 @@ func (c *Console) describe(ctx context.Context, q *delayq.Queue, d *queueData) e
 	slices.SortFunc(d.Reasons, func(a, b reasonRow) int {
 		return cmp.Or(-cmp.Compare(a.Count, b.Count), cmp.Compare(a.Reason, b.Reason))
 	})
-	return nil
 }

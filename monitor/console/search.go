@@ -17,11 +17,12 @@ type searchData struct {
 	Found    []delayq.Info
 	Silent   []string // queues that could not be asked
 	Looked   int
+	Listed   bool // all queues are known
 }
 
 // search looks an id up in all queues, each with one call. Ids are exact: there is no index of parts of them.
 func (c *Console) search(w http.ResponseWriter, r *http.Request) {
-	d := searchData{Find: r.URL.Query().Get("find")}
+	d := searchData{Find: r.URL.Query().Get("find"), Listed: true}
 	d.ID = typedID(d.Find)
 	if d.ID == "" || len(d.ID) > 256 {
 		c.show(w, r, http.StatusOK, "search", text("search.title"), d)
@@ -31,7 +32,7 @@ func (c *Console) search(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	view, err := c.views.now(ctx)
 	if err == nil {
-		err = view.Err
+		err = blind(view)
 	}
 	if err != nil {
 		c.fail(w, r, err)
@@ -42,6 +43,9 @@ func (c *Console) search(w http.ResponseWriter, r *http.Request) {
 	slots := make(chan struct{}, 8)
 	var all sync.WaitGroup
 	for i := range view.Queues {
+		if silent[i] = view.Queues[i].RedisOnly; silent[i] { // its ledger would have to tell
+			continue
+		}
 		all.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
@@ -63,8 +67,8 @@ func (c *Console) search(w http.ResponseWriter, r *http.Request) {
 			d.Found = append(d.Found, *found[i])
 		}
 	}
-	d.Looked = len(view.Queues)
-	if len(d.Found) == 1 && len(d.Silent) == 0 && !d.Queue {
+	d.Looked, d.Listed = len(view.Queues)-len(d.Silent), view.Listed
+	if len(d.Found) == 1 && len(d.Silent) == 0 && d.Listed && !d.Queue {
 		http.Redirect(w, r, "/queue/"+segment(d.Found[0].Queue)+"/task/"+segment(d.ID), http.StatusSeeOther)
 		return
 	}

@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/delayq/toolkit/delayq"
+	"github.com/delayq/toolkit/monitor"
 )
 
 // A sample is what one look has seen of a queue, as far as charts need it.
 type sample struct {
 	at                                        time.Time
-	due, pending, processing, dead            int64
+	due, pending, processing, dead            int64 // pending and dead are below 0 while the ledger, which knows them, is away
 	oldest                                    time.Duration
 	created, succeeded, failed                int64
 	late                                      delayq.Histogram // of the last few minutes' samples alone
@@ -18,23 +19,28 @@ type sample struct {
 	late50, late99                            time.Duration    // over quantOver; below 0 = nothing ran
 }
 
-func sampleOf(at time.Time, s *delayq.Stats) sample {
+func sampleOf(at time.Time, q *monitor.QueueView) sample {
+	s := q.Stats
 	failed := int64(0)
 	for _, n := range s.Failed {
 		failed += n
 	}
-	return sample{
+	x := sample{
 		at: at, due: s.Due, pending: s.Pending, processing: s.Processing, dead: s.Dead, oldest: s.OldestDueAge,
 		created: s.Created, succeeded: s.Succeeded, failed: failed, late: s.Lateness,
 	}
+	if q.RedisOnly && q.Err != nil { // what Redis has of them would be a dip
+		x.pending, x.dead = -1, -1
+	}
+	return x
 }
 
 // plus adds a queue to the sum of all.
 func (s *sample) plus(o *sample) {
 	s.due += o.due
-	s.pending += o.pending
+	s.pending = sumKnown(s.pending, o.pending)
 	s.processing += o.processing
-	s.dead += o.dead
+	s.dead = sumKnown(s.dead, o.dead)
 	s.oldest = max(s.oldest, o.oldest)
 	s.created += o.created
 	s.succeeded += o.succeeded
@@ -48,6 +54,14 @@ func (s *sample) plus(o *sample) {
 		sum.Buckets[i].Count += b.Count
 	}
 	s.late = sum
+}
+
+// sumKnown is unknown with either.
+func sumKnown(a, b int64) int64 {
+	if a < 0 || b < 0 {
+		return -1
+	}
+	return a + b
 }
 
 func findBucket(all []delayq.Bucket, upTo time.Duration) (int, bool) {
@@ -135,7 +149,7 @@ func (s *series) recent() recent {
 	last := s.all[len(s.all)-1]
 	r := recent{Known: true, In: last.perSecondIn, Done: last.perSecondDone, Failed: last.perSecondFail, Late50: last.late50, Late99: last.late99}
 	for _, x := range s.all {
-		if last.at.Sub(x.at) <= 30*time.Minute {
+		if last.at.Sub(x.at) <= 30*time.Minute && x.pending >= 0 {
 			r.Depths = append(r.Depths, x.due+x.pending+x.processing)
 			r.Dues = append(r.Dues, x.due)
 		}
@@ -163,7 +177,7 @@ func (s *series) since(t time.Time) []point {
 		}
 		before = x.at
 		out = append(out, point{
-			unix(x.at), x.due, x.pending, x.processing, x.dead, x.oldest.Seconds(),
+			unix(x.at), x.due, known(x.pending), x.processing, known(x.dead), x.oldest.Seconds(),
 			known(x.perSecondIn), known(x.perSecondDone), known(x.perSecondFail), seconds(x.late50), seconds(x.late99),
 		})
 	}
@@ -172,7 +186,7 @@ func (s *series) since(t time.Time) []point {
 
 func unix(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
 
-func known(v float64) any {
+func known[N int64 | float64](v N) any {
 	if v < 0 {
 		return nil
 	}

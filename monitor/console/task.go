@@ -19,7 +19,7 @@ type taskData struct {
 	Payload                        string // as it is shown
 	PayloadKind                    string // "json", "text" or "hex"
 	Events                         []Event
-	HasHistory                     bool
+	HasHistory, HistoryAway        bool
 	Now                            time.Time
 	CanCancel, CanMove, CanRequeue bool
 }
@@ -44,13 +44,15 @@ func (c *Console) task(w http.ResponseWriter, r *http.Request) {
 	}
 	d := taskData{Queue: q.Name(), Task: in, Now: time.Now()}
 	if c.cfg.History != nil {
-		d.Events, err = c.cfg.History(ctx, q.Name(), id)
+		short, cancel := context.WithTimeout(ctx, lookFor) // the task is known already, and its history may be none
+		defer cancel()
+		d.Events, err = c.cfg.History(short, q.Name(), id)
 		switch {
 		case err == nil:
 			d.HasHistory = true
 		case !errors.Is(err, delayq.ErrNotFound) && !errors.Is(err, delayq.ErrNoQueue):
-			c.fail(w, r, err)
-			return
+			d.HistoryAway = true
+			c.log.Warn("console: no history", "path", r.URL.EscapedPath(), "error", err)
 		}
 	}
 	if c.cfg.ShowPayloads {

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -73,31 +74,42 @@ func (v *views) keep(view *monitor.View) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.last, v.seen = view, time.Now()
-	if view.Err != nil {
+	if view.Server.Err != nil {
 		return
 	}
 	all := sample{at: view.At}
-	complete := true
+	complete := view.Listed
 	here := map[string]bool{"": true}
 	for i := range view.Queues {
 		q := &view.Queues[i]
 		here[q.Name] = true
-		if q.Err != nil || q.Stats == nil {
+		if q.Stats == nil {
 			complete = false
 			continue
 		}
-		s := sampleOf(view.At, q.Stats)
+		s := sampleOf(view.At, q)
 		v.of(q.Name).add(s)
 		all.plus(&s)
 	}
 	if complete { // or the sums would dip for a queue that did not answer
 		v.of("").add(all)
 	}
+	if !view.Listed { // a queue that is missing may be there all the same
+		return
+	}
 	for name := range v.series { // so that names that come and go do not pile up
 		if !here[name] {
 			delete(v.series, name)
 		}
 	}
+}
+
+// blind is why a view shows nothing, nil when it shows something: while one server is away the other's queues go on.
+func blind(view *monitor.View) error {
+	if view.Server.Err == nil && len(view.Queues) > 0 {
+		return nil
+	}
+	return cmp.Or(view.Server.Err, view.Err)
 }
 
 func (v *views) of(name string) *series {
