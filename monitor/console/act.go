@@ -1,9 +1,8 @@
 package console
 
 import (
+	"cmp"
 	"context"
-	"errors"
-	"log/slog"
 	"net/http"
 	"net/url"
 	"slices"
@@ -177,27 +176,32 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	q, err := c.opened(ctx, r)
-	if r.PostForm.Get("sure") == "" {
-		if err != nil {
-			c.fail(w, r, err)
-			return
-		}
+	if err == nil && r.PostForm.Get("sure") == "" {
 		c.ask(ctx, w, r, q, o)
 		return
 	}
+	if !c.meant(r, o) {
+		c.fail(w, r, cmp.Or(err, error(errExpired)))
+		return
+	}
+	t := c.begin(r, o)
+	done := outcome{do: o.Do}
 	if err != nil {
-		c.audit(r, o, &outcome{do: o.Do, failed: map[string]int{whyNot(err): max(1, len(o.IDs))}, first: o.IDs[:min(len(o.IDs), 5)], err: err})
+		done.failed, done.err = map[string]int{whyNot(err): max(1, len(o.IDs))}, err
+		t.end(o, &done)
 		c.fail(w, r, err)
 		return
 	}
-	ends, err := strconv.ParseInt(r.PostForm.Get("ends"), 10, 64)
-	if err != nil || c.now().Unix() > ends || !c.signed(r.PostForm.Get("sure"), append(o.parts(), userOf(r), r.PostForm.Get("ends"))...) {
-		c.fail(w, r, errExpired)
-		return
-	}
-	done := o.run(ctx, q)
-	c.audit(r, o, &done)
+	done = o.run(ctx, q, t.batch)
+	t.end(o, &done)
 	http.Redirect(w, r, c.withNotice(o.back(done.gone), &done), http.StatusSeeOther)
+}
+
+// meant reports whether the form is that of the page that asked, for exactly this order, and not too old.
+func (c *Console) meant(r *http.Request, o *order) bool {
+	form := r.PostForm
+	ends, err := strconv.ParseInt(form.Get("ends"), 10, 64)
+	return err == nil && c.now().Unix() <= ends && c.signed(form.Get("sure"), append(o.parts(), userOf(r), form.Get("ends"))...)
 }
 
 // ask shows what would be done.
@@ -229,168 +233,4 @@ func (c *Console) ask(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	ends := strconv.FormatInt(c.now().Add(confirmWithin).Unix(), 10)
 	d.Fields = append(o.form(), field{"ends", ends}, field{"sure", c.sign(append(o.parts(), userOf(r), ends)...)})
 	c.show(w, r, http.StatusOK, "confirm", text("confirm."+o.Do+".title"), d)
-}
-
-// each walks through the dead letters that the filter shows, and says whether it came to the end.
-func (o *order) each(ctx context.Context, q *delayq.Queue, budget time.Duration, most int, fn func(ids []string)) (bool, error) {
-	opts := delayq.ListOptions{State: delayq.StateDead, Limit: 250}
-	for began, looked := time.Now(), 0; ; {
-		page, err := q.List(ctx, opts)
-		if err != nil {
-			return false, err
-		}
-		looked += len(page.Tasks)
-		var ids []string
-		for i := range page.Tasks {
-			if o.Filter.match(&page.Tasks[i]) {
-				ids = append(ids, page.Tasks[i].ID)
-			}
-		}
-		if len(ids) > 0 {
-			fn(ids)
-		}
-		if page.Next == "" {
-			return true, nil
-		}
-		if looked >= most || time.Since(began) > budget {
-			return false, nil
-		}
-		opts.Cursor = page.Next
-	}
-}
-
-// The bounds of one change of all that a filter shows.
-const (
-	workFor  = 20 * time.Second
-	mostWork = 50_000
-)
-
-// An outcome is what has become of an order.
-type outcome struct {
-	do     string
-	ok     int
-	failed map[string]int // by the key of the reason
-	first  []string       // ids
-	more   bool           // there is more to do: the bounds were met
-	gone   bool           // the one task is no more
-	err    error
-}
-
-// run does it.
-func (o *order) run(ctx context.Context, q *delayq.Queue) outcome {
-	done := outcome{do: o.Do, failed: map[string]int{}}
-	count := func(ids []string, err error) {
-		if len(done.first) < 5 {
-			done.first = append(done.first, ids[:min(len(ids), 5-len(done.first))]...)
-		}
-		for _, err := range each(err, len(ids)) {
-			if err == nil {
-				done.ok++
-				continue
-			}
-			done.failed[whyNot(err)]++
-			done.err = errors.Join(done.err, firstOf(done.err, err))
-		}
-	}
-	on := q.Replay
-	if o.Do == "purge" {
-		on = q.Purge
-	}
-	switch {
-	case o.All:
-		whole, err := o.each(ctx, q, workFor, mostWork, func(ids []string) { count(ids, on(ctx, ids...)) })
-		done.more = !whole
-		if err != nil {
-			done.failed[whyNot(err)]++
-			done.err = errors.Join(done.err, firstOf(done.err, err))
-		}
-	case o.Do == "replay", o.Do == "purge":
-		count(o.IDs, on(ctx, o.IDs...))
-		done.gone = o.Do == "purge" && done.ok > 0
-	case o.Do == "cancel":
-		got, err := q.Cancel(ctx, o.IDs[0])
-		if err == nil && got != delayq.Cancelled && got != delayq.Running {
-			err = &refusal{key: "cancel." + strings.ReplaceAll(got.String(), " ", "_")}
-		}
-		if count(o.IDs, err); got == delayq.Running {
-			done.do = "stop"
-		}
-	case o.Do == "run":
-		count(o.IDs, q.RescheduleIn(ctx, o.IDs[0], 0))
-	case o.At.IsZero():
-		count(o.IDs, q.RescheduleIn(ctx, o.IDs[0], o.In))
-	default:
-		count(o.IDs, q.Reschedule(ctx, o.IDs[0], o.At))
-	}
-	return done
-}
-
-// each is the error of each item of a call of n.
-func each(err error, n int) []error {
-	var batch *delayq.BatchError
-	if errors.As(err, &batch) && len(batch.Errs) == n {
-		return batch.Errs
-	}
-	return slices.Repeat([]error{err}, n)
-}
-
-// firstOf keeps one error of many for the log.
-func firstOf(have, err error) error {
-	if have != nil {
-		return nil
-	}
-	return err
-}
-
-// whyNot is the key of the text that says why a change did not go through.
-func whyNot(err error) string {
-	var r *refusal
-	switch {
-	case errors.As(err, &r):
-		return r.key
-	case errors.Is(err, delayq.ErrNotFound):
-		return "not_found"
-	case errors.Is(err, delayq.ErrRunning):
-		return "running"
-	case errors.Is(err, delayq.ErrDead):
-		return "dead"
-	case errors.Is(err, delayq.ErrFinished):
-		return "finished"
-	case errors.Is(err, delayq.ErrBusy):
-		return "busy"
-	case errors.Is(err, delayq.ErrInvalid):
-		return "invalid"
-	}
-	return "server"
-}
-
-// audit writes down who has changed what: ids, never what the tasks carry.
-func (c *Console) audit(r *http.Request, o *order, done *outcome) {
-	ids := make([]string, len(done.first))
-	for i, id := range done.first {
-		ids[i] = shown(id)
-	}
-	attrs := []slog.Attr{
-		slog.String("user", userOf(r)), slog.String("peer", r.RemoteAddr), slog.String("do", o.Do), slog.String("queue", o.Queue),
-		slog.Any("ids", ids), slog.Int("ok", done.ok), slog.Int("failed", sum(done.failed)),
-	}
-	if o.All {
-		attrs = append(attrs, slog.String("reason", o.Filter.Reason), slog.String("type", o.Filter.Type), slog.Bool("all_seen", !done.more))
-	}
-	if o.Do == "move" {
-		attrs = append(attrs, slog.Time("at", o.At), slog.Duration("in", o.In))
-	}
-	level := slog.LevelInfo
-	if done.err != nil {
-		level = slog.LevelWarn
-		attrs = append(attrs, slog.Any("error", done.err))
-	}
-	c.log.LogAttrs(r.Context(), level, "console: change", attrs...)
-}
-
-func sum(m map[string]int) (n int) {
-	for _, v := range m {
-		n += v
-	}
-	return n
 }

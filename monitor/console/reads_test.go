@@ -163,5 +163,5 @@ func TestFailuresTellNothingOfTheInside(t *testing.T) {
 		}
 	}
 	check(r.post("/queue/orders/act", sure, 503))
-	r.wantLog("do=purge queue=orders ids=[one] ok=0 failed=1")
+	r.wantLog("do=purge queue=orders ids=[one]", "do=purge queue=orders ok=0 failed=1")
 }
