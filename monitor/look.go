@@ -33,7 +33,8 @@ type Config struct {
 	Horizon time.Duration
 	// ScriptHeader is the first line of every script, as in delayq.Config.
 	ScriptHeader string
-	// Queues to watch. Empty means all that are found in Redis, and in the ledger; looked for at the start and then once a minute.
+	// Queues to watch. Empty means all that are found in Redis, and in the ledger; looked for at the start and then once a minute, and
+	// at each look while there is none.
 	Queues []string
 	// MostQueues bounds the queues that are watched, and so the series: the first by name are. More are counted as left out.
 	//

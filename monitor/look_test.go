@@ -109,6 +109,50 @@ func TestQueuesAreFound(t *testing.T) {
 	}
 }
 
+func calls(t *testing.T, rdb *redis.Client, command string) (n int) {
+	t.Helper()
+	stats := rdb.InfoMap(t.Context(), "commandstats").Item("Commandstats", "cmdstat_"+command)
+	if _, err := fmt.Sscanf(stats, "calls=%d", &n); err != nil && stats != "" {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// The first queue is seen by the next look, and the looks for it stay cheap.
+func TestTheFirstQueueIsSeenAtOnce(t *testing.T) {
+	t.Parallel()
+	server := servers.NewRedis(t)
+	rdb := dial(t, server.Addr())
+	m := watch(t, monitor.Config{Redis: rdb})
+	proxy := servers.NewProxy(t, server.Addr())
+	proxy.SetLatency(15 * time.Millisecond) // a walk takes its time, as where there are many keys
+	slow := watch(t, monitor.Config{Redis: dial(t, proxy.Addr())})
+	for _, m := range []*monitor.Monitor{m, slow} {
+		if v := m.Look(t.Context()); v.Err != nil || len(v.Queues) != 0 || !v.Listed {
+			t.Fatalf("%+v", v)
+		}
+	}
+	before := calls(t, rdb, "scan")
+	for end := time.Now().Add(time.Second); time.Now().Before(end); {
+		slow.Look(t.Context())
+	}
+	if n := calls(t, rdb, "scan") - before; n > 1 {
+		t.Errorf("%d walks in a second", n)
+	}
+	open(t, rdb, "orders", delayq.Config{})
+	if v := m.Look(t.Context()); v.Err != nil || len(v.Queues) != 1 || v.Queues[0].Stats == nil {
+		t.Errorf("%+v", v)
+	}
+	eventually(t, "the queue, found by slow walks", func() bool { return len(slow.Look(t.Context()).Queues) == 1 })
+	before = calls(t, rdb, "scan")
+	for range 20 {
+		m.Look(t.Context())
+	}
+	if n := calls(t, rdb, "scan") - before; n != 0 {
+		t.Errorf("%d walks with a queue", n)
+	}
+}
+
 func TestACluster(t *testing.T) {
 	t.Parallel()
 	cluster := servers.SharedCluster(t)

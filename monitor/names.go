@@ -12,10 +12,12 @@ import (
 )
 
 // A walk over all keys of a Redis takes longer than a look may, where there are many: so it goes on beside the looks, and only the
-// first has to wait for it.
+// first has to wait for it. While there is no queue at all, somebody is about to make one and wants to see it: then each look finds anew,
+// but for walks that take so long that Redis would feel it.
 const (
 	findEvery   = time.Minute
 	findTimeout = time.Minute
+	findPart    = 50 // one in so many parts of the time may be walks
 )
 
 // A finder knows the names of the queues of one server. Names may be a minute old, numbers never.
@@ -25,6 +27,7 @@ type finder struct {
 	mu    sync.Mutex
 	names []string
 	at    time.Time     // when the last walk that succeeded began; zero before the first
+	took  time.Duration // that walk
 	err   error         // of the last walk
 	done  chan struct{} // of the walk that is under way, nil if none is
 }
@@ -33,8 +36,9 @@ type finder struct {
 func (m *Monitor) queues(ctx context.Context) (names []string, leftOut int, listed bool, err error) {
 	listed = true
 	if names = m.cfg.Queues; len(names) == 0 {
-		inRedis, err1 := m.inRedisNames.find(ctx, true)
-		inLedger, err2 := m.inLedgerNames.find(ctx, false)
+		none := m.inRedisNames.none() && m.inLedgerNames.none()
+		inRedis, err1 := m.inRedisNames.find(ctx, true, none)
+		inLedger, err2 := m.inLedgerNames.find(ctx, false, none)
 		names = slices.Concat(inRedis, inLedger)
 		names = slices.DeleteFunc(names, func(name string) bool { return !validName(name) }) // anybody can write a key
 		slices.Sort(names)
@@ -51,19 +55,19 @@ func (m *Monitor) queues(ctx context.Context) (names []string, leftOut int, list
 
 // find returns what was found last, with the error of a later walk if that failed, and sees to it that walks are made. Without names it
 // waits for the first: as long as it may where nothing can be looked at without them, else for a part of the time. So it does after
-// a walk that failed, since the next may succeed.
-func (f *finder) find(ctx context.Context, needed bool) ([]string, error) {
+// a walk that failed, since the next may succeed, and with eager, when each call makes one.
+func (f *finder) find(ctx context.Context, needed, eager bool) ([]string, error) {
 	if f.walk == nil {
 		return nil, nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.done == nil && (f.err != nil || time.Since(f.at) > findEvery) {
+	if age := time.Since(f.at); f.done == nil && (f.err != nil || age > findEvery || eager && age > findPart*f.took) {
 		f.done = make(chan struct{})
 		go f.run(context.WithoutCancel(ctx))
 	}
 	first := f.at.IsZero()
-	if done := f.done; done != nil && (first || f.err != nil) {
+	if done := f.done; done != nil && (first || f.err != nil || eager) {
 		f.mu.Unlock()
 		waiting, cancel := ctx, context.CancelFunc(func() {})
 		if end, ok := ctx.Deadline(); ok && (!first || !needed) {
@@ -75,11 +79,18 @@ func (f *finder) find(ctx context.Context, needed bool) ([]string, error) {
 		}
 		cancel()
 		f.mu.Lock()
-		if f.done == done && f.err == nil { // still under way
+		if f.done == done && f.err == nil && first { // still under way
 			return f.names, fmt.Errorf("monitor: the queues are not found yet: %w", context.DeadlineExceeded)
 		}
 	}
 	return f.names, f.err
+}
+
+// none reports whether no queue is known here.
+func (f *finder) none() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.names) == 0
 }
 
 // told reports whether a walk has ever succeeded.
@@ -98,7 +109,7 @@ func (f *finder) run(ctx context.Context) {
 	defer f.mu.Unlock()
 	switch f.err = err; {
 	case err == nil:
-		f.names, f.at = names, began
+		f.names, f.at, f.took = names, began, time.Since(began)
 	case f.at.IsZero(): // some are better than none
 		f.names = names
 	}
