@@ -30,9 +30,10 @@ type consoling struct {
 func (c *consoling) flags(f *pflag.FlagSet) {
 	f.BoolVar(&c.on, "console", true, "serve the web console at /")
 	f.BoolVar(&c.readOnly, "read-only", false, "the console changes nothing")
-	f.BoolVar(&c.payloads, "show-payloads", false, "the console shows what tasks carry, which may be personal data")
+	f.BoolVar(&c.payloads, "show-payloads", false, "the console shows what tasks carry, which may be personal data; "+
+		"their ids, keys and the texts of errors it always shows")
 	f.StringVar(&c.tokenFile, "console-token-file", "", "`file` with the token to log in to the console with, at least 16 bytes; default $"+consoleTokenVar+
-		". Without one, and without --trusted-proxy-header, the console answers this machine alone")
+		". Without one, and without --trusted-proxy-header, the console answers this machine alone, and must not be behind a proxy")
 	f.StringVar(&c.userHeader, "trusted-proxy-header", "", "`header` in which a proxy in front of the console names the user that it has made sure of")
 	f.StringSliceVar(&c.proxies, "trusted-proxy", nil, "`addresses` of that proxy, as IP or CIDR; default this machine")
 	f.StringSliceVar(&c.hosts, "host", nil, "`names` under which browsers reach the console")

@@ -66,6 +66,16 @@ func TestMonitorServesTheConsole(t *testing.T) {
 	}
 }
 
+// Who decides about payloads must know what else is shown.
+func TestHelpTellsWhatIsAlwaysShown(t *testing.T) {
+	usage := newMonitor().Flags().Lookup("show-payloads").Usage
+	for _, what := range []string{"ids", "keys", "errors", "always"} {
+		if !strings.Contains(usage, what) {
+			t.Errorf("--show-payloads does not speak of %s: %s", what, usage)
+		}
+	}
+}
+
 func TestDevServesTheConsole(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())

@@ -34,7 +34,7 @@ type Config struct {
 	Hosts []string
 	// ReadOnly leaves out everything that changes something.
 	ReadOnly bool
-	// ShowPayloads lets all users see what tasks carry, which may be personal data.
+	// ShowPayloads lets all users see what tasks carry, which may be personal data. Ids, keys and the texts of errors are always shown.
 	ShowPayloads bool
 	// History tells what has happened to a task, oldest first; nil when the queues have no ledger. Errors: delayq.ErrNotFound and
 	// delayq.ErrNoQueue when the ledger does not know it.

@@ -138,6 +138,24 @@ func TestSeriesIsJSON(t *testing.T) {
 	}
 }
 
+// What tasks carry is hidden until somebody wants it shown. Keys and errors never are: the docs and --show-payloads say so.
+func TestWhatIsHidden(t *testing.T) {
+	t.Parallel()
+	for _, payloads := range []bool{false, true} {
+		r := newRig(t, Config{ShowPayloads: payloads})
+		r.kill(r.queue("orders", delayq.Config{}), "t", "one")
+		page := r.get("/queue/orders/task/one", 200)
+		if strings.Contains(page, "onerror=window.pwned=1") != payloads {
+			t.Errorf("with payloads %v:\n%s", payloads, page)
+		}
+		for _, shown := range []string{"key of one", "no such order"} {
+			if !strings.Contains(page, shown) {
+				t.Errorf("with payloads %v the page lacks %q", payloads, shown)
+			}
+		}
+	}
+}
+
 // A failure is told in words: no address, no stack, and nothing is changed.
 func TestFailuresTellNothingOfTheInside(t *testing.T) {
 	t.Parallel()
