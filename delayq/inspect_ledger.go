@@ -164,6 +164,3 @@ func (q *Queue) withPayloads(ctx context.Context, infos []Info) error {
 	}
 	return nil
 }
-
-// mostCounted bounds what Stats counts in the ledger.
-const mostCounted = 100_000

@@ -115,6 +115,9 @@ func (h *Histogram) add(bound string, n int64) {
 	h.Buckets[i].Count += n
 }
 
+// MostCounted bounds what Stats counts in a ledger: a number of it that is as large means at least so many.
+const MostCounted = 100_000
+
 // Stats reads the queue's state in a time that hardly depends on its size.
 func (q *Queue) Stats(ctx context.Context) (*Stats, error) {
 	s := &Stats{Queue: q.name, Failed: map[string]int64{}}
@@ -138,7 +141,7 @@ func (q *Queue) Stats(ctx context.Context) (*Stats, error) {
 		return nil, err
 	}
 	if q.lq != nil {
-		counts, err := q.lq.Counts(ctx, mostCounted, q.cfg.Horizon)
+		counts, err := q.lq.Counts(ctx, MostCounted, q.cfg.Horizon)
 		if err != nil {
 			return nil, err
 		}

@@ -97,6 +97,13 @@ const (
 	ReasonUnbooked  = "unbooked"   // Redis has the task and the ledger does not know it
 )
 
+// Reasons returns them all.
+func Reasons() []string {
+	return []string{
+		ReasonError, ReasonPermanent, ReasonPanic, ReasonTimeout, ReasonPartial, ReasonNoHandler, ReasonLost, ReasonUnread, ReasonUnbooked,
+	}
+}
+
 // reasonOf classes a handler's error.
 func reasonOf(err error) string {
 	var (

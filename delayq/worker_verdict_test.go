@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -12,6 +14,22 @@ import (
 
 	"github.com/delayq/toolkit/delayq"
 )
+
+// Every reason is in the list, or metrics and filters would not know it.
+func TestReasonsAreAllThere(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("verdict.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, m := range regexp.MustCompile(`(?m)^\tReason\w+ += "(\w+)"`).FindAllStringSubmatch(string(source), -1) {
+		want = append(want, m[1])
+	}
+	if len(want) == 0 || !slices.Equal(delayq.Reasons(), want) {
+		t.Errorf("%v, want %v", delayq.Reasons(), want)
+	}
+}
 
 func TestVerdictDecidesWhatBecomesOfTheTask(t *testing.T) {
 	for _, c := range []struct {

@@ -147,11 +147,8 @@ var counters = []counter{
 	},
 }
 
-// Reasons are the values of the label reason of delayq_failed_total.
-var reasons = []string{
-	delayq.ReasonError, delayq.ReasonPermanent, delayq.ReasonPanic, delayq.ReasonTimeout, delayq.ReasonPartial, delayq.ReasonNoHandler,
-	delayq.ReasonLost, delayq.ReasonUnread, delayq.ReasonUnbooked, other,
-}
+// reasons are the values of the label reason of delayq_failed_total.
+var reasons = append(delayq.Reasons(), other)
 
 // other is the label of what a closed set has no name for.
 const other = "other"

@@ -140,9 +140,6 @@ type ledgerPart struct {
 	status *reconciler.Status
 }
 
-// mostCounted bounds what is counted in the ledger.
-const mostCounted = 100_000
-
 func (m *Monitor) inLedger(ctx context.Context, name string) (p ledgerPart, err error) {
 	if m.cfg.Ledger == nil {
 		return p, nil
@@ -164,7 +161,7 @@ func (m *Monitor) inLedger(ctx context.Context, name string) (p ledgerPart, err 
 		h.mu.Unlock()
 	}
 	p.known = true
-	if p.counts, err = lq.Counts(ctx, mostCounted, m.cfg.Horizon); err != nil {
+	if p.counts, err = lq.Counts(ctx, delayq.MostCounted, m.cfg.Horizon); err != nil {
 		return p, err
 	}
 	status, err := reconciler.ReadStatus(ctx, lq)

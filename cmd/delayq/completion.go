@@ -14,16 +14,11 @@ import (
 
 var states = []string{string(delayq.StatePending), string(delayq.StateDue), string(delayq.StateProcessing), string(delayq.StateDead)}
 
-var reasons = []string{
-	delayq.ReasonError, delayq.ReasonPermanent, delayq.ReasonPanic, delayq.ReasonTimeout, delayq.ReasonPartial, delayq.ReasonNoHandler,
-	delayq.ReasonLost, delayq.ReasonUnread, delayq.ReasonUnbooked,
-}
-
 // completeFlags makes the flags of all verbs complete their values.
 func completeFlags(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		for name, values := range map[string]cobra.CompletionFunc{
-			"queue": completeQueues, "state": fixed(states), "reason": fixed(reasons), "type": completeTypes,
+			"queue": completeQueues, "state": fixed(states), "reason": fixed(delayq.Reasons()), "type": completeTypes,
 			"redis": cobra.NoFileCompletions, "database": cobra.NoFileCompletions,
 		} {
 			if cmd.Flags().Lookup(name) != nil {

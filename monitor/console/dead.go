@@ -69,7 +69,7 @@ func (c *Console) deadLetters(w http.ResponseWriter, r *http.Request) {
 	ask := r.URL.Query()
 	d := deadData{
 		queueName: queueName{q.Name()}, Filter: filter{Reason: ask.Get("reason"), Type: ask.Get("type")}, First: ask.Get("cursor") == "",
-		Reasons: reasons, Now: time.Now(),
+		Reasons: delayq.Reasons(), Now: time.Now(),
 	}
 	stats, err := q.Stats(ctx)
 	if err != nil {

@@ -102,7 +102,7 @@ func TestCatalogue(t *testing.T) {
 			t.Errorf("nobody asks for %s", key)
 		}
 	}
-	for _, reason := range reasons {
+	for _, reason := range delayq.Reasons() {
 		if catalogue["reason."+reason] == "" {
 			t.Errorf("no text for the reason %s", reason)
 		}

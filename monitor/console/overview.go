@@ -35,12 +35,11 @@ func (r queueRow) Lacks() string {
 }
 
 type overviewData struct {
-	View            *monitor.View
-	Rows            []queueRow
-	Concern         int // queues that want a look
-	Due, Dead, Open int64
-	Down            string // why there are no numbers, a key of the catalogue
-	ServerDown      bool
+	View       *monitor.View
+	Rows       []queueRow
+	Concern    int    // queues that want a look
+	Down       string // why there are no numbers, a key of the catalogue
+	ServerDown bool
 }
 
 func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
@@ -61,11 +60,6 @@ func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
 		row := c.row(&view.Queues[i])
 		if row.Status.Level == "bad" || row.Status.Level == "warn" {
 			d.Concern++
-		}
-		if s := row.Stats; s != nil {
-			d.Due += s.Due
-			d.Dead += s.Dead
-			d.Open += s.Due + s.Pending + s.Processing
 		}
 		d.Rows = append(d.Rows, row)
 	}
@@ -129,10 +123,4 @@ func (c *Console) series(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(points) // the connection's error
-}
-
-// reasons are why attempts fail.
-var reasons = []string{
-	delayq.ReasonError, delayq.ReasonPermanent, delayq.ReasonPanic, delayq.ReasonTimeout, delayq.ReasonPartial, delayq.ReasonNoHandler,
-	delayq.ReasonLost, delayq.ReasonUnread, delayq.ReasonUnbooked,
 }

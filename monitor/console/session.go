@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/delayq/toolkit/monitor"
 )
 
 // LeastToken is the fewest bytes of a Config.Token.
@@ -46,16 +48,10 @@ func (c *Console) signed(sig string, parts ...string) bool {
 	return subtle.ConstantTimeCompare([]byte(sig), []byte(c.sign(parts...))) == 1
 }
 
-// rightToken takes the same time whatever a wrong token looks like.
-func (c *Console) rightToken(got string) bool {
-	a, b := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(c.cfg.Token))
-	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
-}
-
 // session is who a bearer token or a cookie stands for.
 func (c *Console) session(r *http.Request) (string, error) {
 	if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
-		if !c.rightToken(strings.TrimSpace(token)) {
+		if !monitor.SameToken(strings.TrimSpace(token), c.cfg.Token) {
 			return "", errBadToken
 		}
 		return "token", nil
@@ -111,7 +107,7 @@ func (c *Console) login(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	next := localPath(r.PostForm.Get("next"))
-	if !c.rightToken(strings.TrimSpace(r.PostForm.Get("token"))) {
+	if !monitor.SameToken(strings.TrimSpace(r.PostForm.Get("token")), c.cfg.Token) {
 		if err := c.slowDown(r, nil); err != nil {
 			c.fail(w, r, err)
 			return

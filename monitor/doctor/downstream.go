@@ -82,7 +82,7 @@ func (c *chart) drift(b *book) {
 }
 
 // mostCounted bounds what is counted in the ledger.
-const mostCounted = 100_000
+const mostCounted = delayq.MostCounted
 
 // quarantine tells of tasks that the ledger does not know.
 func (c *chart) quarantine(b *book) {
