@@ -1,9 +1,12 @@
 package console
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -109,6 +112,33 @@ func TestDatabaseGoesAndComesBack(t *testing.T) {
 	look("dead, and the console begins", false)
 	r.ok(database.Restart())
 	eventually(r, "the ledger after the restart", fine)
+}
+
+// Network errors of both servers look alike; pages must not mix them up.
+func TestWhoIsBlamed(t *testing.T) {
+	t.Parallel()
+	refused := &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
+	of := func(err error) error { return fmt.Errorf("monitor: %w", &delayq.LedgerError{Op: "open x", Err: err}) }
+	for name, c := range map[string]struct {
+		err  error
+		want *refusal
+	}{
+		"redis refused":                    {refused, errRedis},
+		"redis is silent":                  {context.DeadlineExceeded, errRedis},
+		"the database refused":             {of(refused), errDatabase},
+		"the database is silent":           {of(context.DeadlineExceeded), errDatabase},
+		"all hosts of the database":        {of(errors.Join(refused, refused)), errDatabase},
+		"both":                             {errors.Join(refused, of(refused)), errRedis},
+		"the database, of both":            {errors.Join(nil, of(refused)), errDatabase},
+		"the ledger knows no such queue":   {of(delayq.ErrNoQueue), errNoQueue},
+		"the ledger has another schema":    {of(delayq.ErrSchema), errQueueWrong},
+		"a ledger's queue without one":     {delayq.ErrLedger, errQueueWrong},
+		"something that nobody thought of": {errors.New("x"), errServers},
+	} {
+		if got := asRefusal(c.err); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
 }
 
 func eventually(r *rig, what string, is func() bool) {

@@ -123,6 +123,27 @@ func TestLoginOverPlainHTTP(t *testing.T) {
 	r.wantLog("user=token")
 }
 
+// What is said without the database is as good to read as the rest.
+func TestDatabaseAwayInABrowser(t *testing.T) {
+	chromium(t)
+	r, led, pool := booked(t, Config{})
+	q := r.queue("shop", delayq.Config{Ledger: led})
+	r.add(q, "one", "t", 0)
+	r.add(r.queue("plain", delayq.Config{}), "here", "t", time.Hour)
+	b := r.browse(true)
+	b.open("/queue/shop")
+	b.until(`document.querySelector("#tasks").textContent.includes("one")`)
+	pool.Close()
+	b.until(`document.querySelector("#live").textContent.includes("The ledger cannot be read")`) // by itself
+	b.sound()
+	for i, path := range []string{"/", "/queue/shop", "/queue/plain/task/here", "/dead", "/search?find=here"} {
+		b.open(path)
+		b.sound()
+		b.shot(fmt.Sprintf("no-database-%d", i))
+	}
+	b.calm("Failed to load resource")
+}
+
 func TestRedisGoesAndComesBack(t *testing.T) {
 	chromium(t)
 	r := newRig(t, Config{})
