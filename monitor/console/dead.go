@@ -110,6 +110,7 @@ func (c *Console) deadLetters(w http.ResponseWriter, r *http.Request) {
 
 type deadQueuesData struct {
 	Rows   []queueRow
+	More   int // queues that are not among them
 	Listed bool
 }
 
@@ -134,5 +135,6 @@ func (c *Console) deadQueues(w http.ResponseWriter, r *http.Request) {
 		return q.Stats.Dead
 	}
 	slices.SortStableFunc(d.Rows, func(a, b queueRow) int { return cmp.Or(-cmp.Compare(most(&a), most(&b)), cmp.Compare(a.Name, b.Name)) })
+	d.Rows, d.More = cutRows(d.Rows)
 	c.show(w, r, http.StatusOK, "deadqueues", text("dead.title"), d)
 }

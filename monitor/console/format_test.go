@@ -146,7 +146,7 @@ func TestSeries(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	for i := range mostKept + 100 {
 		n := int64(i)
-		s.add(sample{at: at, created: 20 * n, succeeded: 10 * n, late: histogram(9*n, n)})
+		s.add(sample{at: at, created: 20 * n, succeeded: 10 * n, late: histogram(9*n, n)}, mostKept)
 		at = at.Add(10 * time.Second)
 	}
 	if len(s.all) != mostKept {
@@ -159,15 +159,15 @@ func TestSeries(t *testing.T) {
 	if s.all[0].late.Buckets != nil || s.all[len(s.all)-1].late.Buckets == nil {
 		t.Error("buckets are kept too long, or not at all")
 	}
-	s.add(sample{at: at, late: histogram(1)}) // Redis has lost its data
+	s.add(sample{at: at, late: histogram(1)}, mostKept) // Redis has lost its data
 	if r = s.recent(); r.Done >= 0 || r.Late99 >= 0 {
 		t.Errorf("after a loss: %+v", r)
 	}
-	s.add(sample{at: at.Add(time.Second)}) // too close
+	s.add(sample{at: at.Add(time.Second)}, mostKept) // too close
 	if n := len(s.all); !s.all[n-1].at.Equal(at) {
 		t.Error("a sample that is too close was taken")
 	}
-	s.add(sample{at: at.Add(time.Hour)})
+	s.add(sample{at: at.Add(time.Hour)}, mostKept)
 	points := s.since(at.Add(-time.Second))
 	if len(points) != 3 || points[1][1] != nil {
 		t.Errorf("a gap is not shown as one: %v", points)
@@ -180,5 +180,32 @@ func TestEveryPageHasATemplate(t *testing.T) {
 		if p.Lookup("main") == nil || p.Lookup("page") == nil {
 			t.Errorf("%s lacks a part", name)
 		}
+	}
+}
+
+// What is kept of all queues is bounded: many have a shorter past.
+func TestManyQueuesHaveAShorterPast(t *testing.T) {
+	t.Parallel()
+	for queues, want := range map[int]int{0: mostKept, 1: mostKept, 100: mostKept, 200: mostKept / 2, 10_000: leastKept} {
+		if got := kept(queues); got != want {
+			t.Errorf("%d queues: %d samples each, want %d", queues, got, want)
+		}
+	}
+	var s series
+	at := time.Unix(1_800_000_000, 0)
+	for i := range 200 {
+		most := mostKept
+		if i >= 150 { // more queues have come
+			most = leastKept
+		}
+		n := int64(i)
+		s.add(sample{at: at, succeeded: 10 * n, late: histogram(n)}, most)
+		at = at.Add(period)
+	}
+	if len(s.all) != leastKept {
+		t.Errorf("%d samples", len(s.all))
+	}
+	if r := s.recent(); r.Done != 1 || r.Late50 != time.Second {
+		t.Errorf("rates need more: %+v", r)
 	}
 }

@@ -34,9 +34,14 @@ func (r queueRow) Lacks() string {
 	return "queue.ledger_silent"
 }
 
+// mostQueues are shown at most: a page of more would be megabytes, every few seconds.
+const mostQueues = 200
+
 type overviewData struct {
 	View       *monitor.View
 	Rows       []queueRow
+	All        int    // queues
+	More       int    // of them that are not among Rows
 	Concern    int    // queues that want a look
 	Down       string // why there are no numbers, a key of the catalogue
 	ServerDown bool
@@ -66,7 +71,15 @@ func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
 	slices.SortStableFunc(d.Rows, func(a, b queueRow) int {
 		return cmp.Or(-cmp.Compare(urgency(&a), urgency(&b)), cmp.Compare(a.Name, b.Name))
 	})
+	d.All = len(d.Rows)
+	d.Rows, d.More = cutRows(d.Rows)
 	c.show(w, r, code, "overview", text("overview.title"), d)
+}
+
+// cutRows keeps the first rows, and says how many it leaves out.
+func cutRows(rows []queueRow) (first []queueRow, more int) {
+	n := min(len(rows), mostQueues)
+	return rows[:n], len(rows) - n
 }
 
 // urgency puts the queue whose oldest task is due for longest first, after those that do not answer.

@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"html"
 	"net/url"
 	"regexp"
@@ -90,6 +91,25 @@ func TestSearchAsksEveryQueue(t *testing.T) {
 	}
 	r.get("/search?find="+strings.Repeat("x", 300), 200)
 	r.get("/search", 200)
+}
+
+// A page has so many queues, the ones that are late before others.
+func TestManyQueues(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{}, func(c *monitor.Config) { c.MostQueues = 300 })
+	for i := range mostQueues + 5 {
+		r.queue(fmt.Sprintf("q%03d", i), delayq.Config{})
+	}
+	r.add(r.queue("zlate", delayq.Config{}), "one", "t", 0)
+	time.Sleep(20 * time.Millisecond) // it is late
+	page := r.get("/", 200)
+	if n := strings.Count(page, "<tr data-row"); n != mostQueues || !strings.Contains(page, `href="/queue/zlate"`) || !strings.Contains(page, "6 more queues") {
+		t.Errorf("%d rows, the late one among them: %t", n, strings.Contains(page, `href="/queue/zlate"`))
+	}
+	page = r.get("/dead", 200)
+	if n := strings.Count(page, "<tr"); n > mostQueues+1 || !strings.Contains(page, "6 more queues") {
+		t.Errorf("%d rows on the page of dead letters", n)
+	}
 }
 
 // However many look, the servers are asked once in a while.

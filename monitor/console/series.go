@@ -94,7 +94,8 @@ func less(now, then delayq.Histogram) (delayq.Histogram, bool) {
 // series are the samples of a queue, oldest first.
 type series struct{ all []sample }
 
-func (s *series) add(n sample) {
+// add takes in a sample, and keeps no more than most.
+func (s *series) add(n sample, most int) {
 	if k := len(s.all); k > 0 && n.at.Sub(s.all[k-1].at) < spacing {
 		return
 	}
@@ -112,8 +113,8 @@ func (s *series) add(n sample) {
 			n.late50, n.late99 = gain.Quantile(0.5), gain.Quantile(0.99)
 		}
 	}
-	if len(s.all) == mostKept {
-		s.all = slices.Delete(s.all, 0, 1)
+	if over := len(s.all) + 1 - most; over > 0 {
+		s.all = slices.Delete(s.all, 0, over)
 	}
 	s.all = append(s.all, n)
 	for i := range s.all { // only the last few minutes need their buckets

@@ -16,6 +16,8 @@ const (
 	spacing   = 4 * time.Second // samples of the charts are no closer
 	period    = 10 * time.Second
 	mostKept  = 1440 // samples a queue: 4 h at the period
+	allKept   = 100 * mostKept
+	leastKept = 60 // more than rates and quantiles look back
 	rateOver  = time.Minute
 	quantOver = 5 * time.Minute
 )
@@ -79,6 +81,7 @@ func (v *views) keep(view *monitor.View) {
 	}
 	all := sample{at: view.At}
 	complete := view.Listed
+	most := kept(len(view.Queues))
 	here := map[string]bool{"": true}
 	for i := range view.Queues {
 		q := &view.Queues[i]
@@ -88,11 +91,11 @@ func (v *views) keep(view *monitor.View) {
 			continue
 		}
 		s := sampleOf(view.At, q)
-		v.of(q.Name).add(s)
+		v.of(q.Name).add(s, most)
 		all.plus(&s)
 	}
 	if complete { // or the sums would dip for a queue that did not answer
-		v.of("").add(all)
+		v.of("").add(all, mostKept)
 	}
 	if !view.Listed { // a queue that is missing may be there all the same
 		return
@@ -103,6 +106,9 @@ func (v *views) keep(view *monitor.View) {
 		}
 	}
 }
+
+// kept is how many samples each of so many queues has, so that the memory for all is bounded.
+func kept(queues int) int { return min(mostKept, max(leastKept, allKept/max(queues, 1))) }
 
 // blind is why a view shows nothing, nil when it shows something: while one server is away the other's queues go on.
 func blind(view *monitor.View) error {
