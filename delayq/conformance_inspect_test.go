@@ -160,6 +160,13 @@ func TestListKeepsTheStatesApart(t *testing.T) {
 
 func TestWhatListRefuses(t *testing.T) {
 	everyMode(t, 1, func(r *rig) {
+		for _, id := range []string{"a", "b"} {
+			r.bring(id, "dead")
+		}
+		oldest, newest := r.list(delayq.ListOptions{State: delayq.StateDead, Limit: 1}), r.list(delayq.ListOptions{State: delayq.StateDead, Limit: 1, NewestFirst: true})
+		if oldest.Next == "" || newest.Next == "" {
+			r.Fatal("one page shows both")
+		}
 		for _, o := range []delayq.ListOptions{
 			{},
 			{State: "nonsense"},
@@ -168,6 +175,11 @@ func TestWhatListRefuses(t *testing.T) {
 			{State: delayq.StateDead, Limit: -1},
 			{State: delayq.StateDead, Cursor: "nonsense"},
 			{State: delayq.StateDead, Cursor: "W10"},
+			{State: delayq.StateDead, Cursor: "nonsense", NewestFirst: true},
+			{State: delayq.StateDead, Cursor: "nW10", NewestFirst: true},
+			{State: delayq.StateDead, Cursor: oldest.Next, NewestFirst: true}, // between shards it would skip some
+			{State: delayq.StateDead, Cursor: newest.Next},
+			{State: delayq.StatePending, NewestFirst: true},
 		} {
 			_, err := r.q.List(r.Context(), o)
 			r.is(err, delayq.ErrInvalid, o)

@@ -152,10 +152,12 @@ func cutLast(s, sep string) (before, after string) {
 type ListOptions struct {
 	State  State  // StatePending, StateDue, StateProcessing or StateDead
 	Limit  int    // tasks a page; 0 means 50, at most 500
-	Cursor string // Page.Next of the page before; empty for the first
+	Cursor string // Page.Next of the page before, with the same State and NewestFirst; empty for the first
+	// NewestFirst is of StateDead alone: the last to die comes first, instead of the oldest.
+	NewestFirst bool
 }
 
-// A Page is a part of a listing, soonest due first (of dead letters, oldest first).
+// A Page is a part of a listing, soonest due first (of dead letters the oldest first, unless asked otherwise).
 type Page struct {
 	Tasks []Info `json:"tasks"`
 	Next  string `json:"next,omitempty"` // cursor of the next page, empty on the last
@@ -178,35 +180,110 @@ func (q *Queue) List(ctx context.Context, o ListOptions) (*Page, error) {
 	if limit < 1 || limit > maxBatch {
 		return nil, &InputError{"ListOptions.Limit", "1 to 500", strconv.Itoa(limit)}
 	}
-	if q.lq != nil {
+	if o.NewestFirst && o.State != StateDead {
+		return nil, &InputError{"ListOptions.NewestFirst", "false unless State is dead", "true"}
+	}
+	switch {
+	case q.lq != nil && o.NewestFirst:
+		return q.listNewestBooked(ctx, o.Cursor, limit)
+	case q.lq != nil:
 		return q.listBooked(ctx, o, limit)
 	}
 	return q.listRedis(ctx, o, limit)
 }
 
 func (q *Queue) listRedis(ctx context.Context, o ListOptions, limit int) (*Page, error) {
-	states := []string{string(o.State)}
+	l := q.listing(o)
+	if err := l.from(o.Cursor); err != nil {
+		return nil, err
+	}
+	items, err := l.items(ctx, limit+1)
+	if err != nil {
+		return nil, err
+	}
+	full := len(items) > limit
+	if full {
+		items = items[:limit]
+	}
+	page := &Page{}
+	if page.Tasks, err = l.show(ctx, items); err != nil {
+		return nil, err
+	}
+	if full {
+		page.Next, err = l.next()
+	}
+	return page, err
+}
+
+// A listing is where one stands in a state of all shards. An expired lease is due, so of due tasks each shard has two parts.
+type listing struct {
+	q      *Queue
+	state  State
+	parts  []string // as list.lua calls them
+	marks  []mark   // one for each part of each shard
+	newest bool
+}
+
+// An item is a task that comes next in its part of a listing.
+type item struct {
+	mark  int
+	id    string
+	score string
+	at    float64
+}
+
+func (q *Queue) listing(o ListOptions) *listing {
+	l := &listing{q: q, state: o.State, parts: []string{string(o.State)}, newest: o.NewestFirst}
 	if o.State == StateDue {
-		states = append(states, "expired")
+		l.parts = append(l.parts, "expired")
 	}
-	marks := make([]mark, len(q.shards)*len(states)) // one for each state of each shard
-	if o.Cursor != "" {
-		raw, err := base64.RawURLEncoding.DecodeString(o.Cursor)
-		if err != nil || json.Unmarshal(raw, &marks) != nil || len(marks) != len(q.shards)*len(states) {
-			return nil, &InputError{"ListOptions.Cursor", "the Next of an earlier page of this queue", fmt.Sprintf("%d bytes", len(o.Cursor))}
-		}
+	l.marks = make([]mark, len(q.shards)*len(l.parts))
+	return l
+}
+
+// newestCursor begins the cursors of listings that go backwards: between shards one of the other kind would skip some.
+const newestCursor = "n"
+
+func errCursor(cursor string) error {
+	return &InputError{"ListOptions.Cursor", "the Next of an earlier page of this queue", fmt.Sprintf("%d bytes", len(cursor))}
+}
+
+func (l *listing) from(cursor string) error {
+	if cursor == "" {
+		return nil
 	}
-	type item struct {
-		mark  int
-		id    string
-		score string
-		at    float64
+	text, back := strings.CutPrefix(cursor, newestCursor)
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	var marks []mark
+	if err != nil || back != l.newest || json.Unmarshal(raw, &marks) != nil || len(marks) != len(l.marks) {
+		return errCursor(cursor)
 	}
+	l.marks = marks
+	return nil
+}
+
+func (l *listing) next() (string, error) {
+	raw, err := json.Marshal(l.marks)
+	if err != nil {
+		return "", errors.Join(errReply, err)
+	}
+	cursor := base64.RawURLEncoding.EncodeToString(raw)
+	if l.newest {
+		cursor = newestCursor + cursor
+	}
+	return cursor, nil
+}
+
+// items are what comes next, at most so many of each part, in order.
+func (l *listing) items(ctx context.Context, most int) ([]item, error) {
 	var items []item
-	full := false
-	for i, m := range marks {
-		args := []any{q.clock(), states[i%len(states)], limit + 1, m.Score, m.ID}
-		reply, err := q.shards[i/len(states)].run(ctx, q.scripts.list, args, nil)
+	order, way := "", 1
+	if l.newest {
+		order, way = "newest", -1
+	}
+	for i, m := range l.marks {
+		args := []any{l.q.clock(), l.parts[i%len(l.parts)], most, m.Score, m.ID, order}
+		reply, err := l.q.shards[i/len(l.parts)].run(ctx, l.q.scripts.list, args, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -220,13 +297,15 @@ func (q *Queue) listRedis(ctx context.Context, o ListOptions, limit int) (*Page,
 			items = append(items, it)
 		}
 	}
-	slices.SortStableFunc(items, func(a, b item) int { return cmp.Compare(a.at, b.at) })
-	if full = len(items) > limit; full {
-		items = items[:limit]
-	}
-	byMark := make([][]string, len(marks))
+	slices.SortStableFunc(items, func(a, b item) int { return way * cmp.Compare(a.at, b.at) })
+	return items, nil
+}
+
+// show describes items, and goes on behind them. Those that have moved meanwhile are left out.
+func (l *listing) show(ctx context.Context, items []item) ([]Info, error) {
+	byMark := make([][]string, len(l.marks))
 	for _, it := range items {
-		marks[it.mark] = mark{it.score, []byte(it.id)}
+		l.marks[it.mark] = mark{it.score, []byte(it.id)}
 		byMark[it.mark] = append(byMark[it.mark], it.id)
 	}
 	found := map[string]*Info{}
@@ -234,7 +313,7 @@ func (q *Queue) listRedis(ctx context.Context, o ListOptions, limit int) (*Page,
 		if len(ids) == 0 {
 			continue
 		}
-		infos, err := q.shards[i/len(states)].get(ctx, ids)
+		infos, err := l.q.shards[i/len(l.parts)].get(ctx, ids)
 		if err != nil {
 			return nil, err
 		}
@@ -242,18 +321,11 @@ func (q *Queue) listRedis(ctx context.Context, o ListOptions, limit int) (*Page,
 			found[ids[k]] = in
 		}
 	}
-	page := &Page{Tasks: make([]Info, 0, len(items))}
+	shown := make([]Info, 0, len(items))
 	for _, it := range items {
-		if in := found[it.id]; in != nil && in.State == o.State {
-			page.Tasks = append(page.Tasks, *in)
+		if in := found[it.id]; in != nil && in.State == l.state {
+			shown = append(shown, *in)
 		}
 	}
-	if full {
-		raw, err := json.Marshal(marks)
-		if err != nil {
-			return nil, errors.Join(errReply, err)
-		}
-		page.Next = base64.RawURLEncoding.EncodeToString(raw)
-	}
-	return page, nil
+	return shown, nil
 }

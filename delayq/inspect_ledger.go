@@ -5,7 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -88,11 +88,72 @@ func (q *Queue) listBooked(ctx context.Context, o ListOptions, limit int) (*Page
 			ID []byte
 		}
 		if err != nil || json.Unmarshal(raw, &m) != nil {
-			return nil, &InputError{"ListOptions.Cursor", "the Next of an earlier page of this queue", fmt.Sprintf("%d bytes", len(o.Cursor))}
+			return nil, errCursor(o.Cursor)
 		}
 		after = LedgerMark{m.At, string(m.ID)}
 	}
 	return q.pageBooked(ctx, o.State, after, limit)
+}
+
+// newestMark is where a listing of dead letters from the last to die stands: in Redis, and in the ledger.
+type newestMark struct {
+	Redis []mark    `json:"r"`
+	At    time.Time `json:"a,omitzero"`
+	ID    []byte    `json:"i,omitempty"`
+}
+
+// listNewestBooked merges the dead letters of the ledger with those that only Redis has, the quarantined, by time.
+func (q *Queue) listNewestBooked(ctx context.Context, cursor string, limit int) (*Page, error) {
+	l := q.listing(ListOptions{State: StateDead, NewestFirst: true})
+	var after LedgerMark
+	if cursor != "" {
+		text, ok := strings.CutPrefix(cursor, newestCursor)
+		raw, err := base64.RawURLEncoding.DecodeString(text)
+		var m newestMark
+		if !ok || err != nil || json.Unmarshal(raw, &m) != nil || len(m.Redis) != len(l.marks) {
+			return nil, errCursor(cursor)
+		}
+		l.marks, after = m.Redis, LedgerMark{m.At, string(m.ID)}
+	}
+	items, err := l.items(ctx, limit+1)
+	if err != nil && !away(err) { // the rest can be shown without
+		return nil, err
+	}
+	rows, err := q.lq.Page(ctx, LedgerPage{Kind: LedgerDeadRows, After: after, Limit: limit + 1, Newest: true})
+	if err != nil {
+		return nil, err
+	}
+	inRedis, booked := 0, 0 // on this page
+	for inRedis+booked < min(limit, len(items)+len(rows)) {
+		if booked == len(rows) || inRedis < len(items) && scoreTime(items[inRedis].score).After(rows[booked].EndedAt) {
+			inRedis++
+		} else {
+			booked++
+		}
+	}
+	full, now := inRedis+booked < len(items)+len(rows), time.Now()
+	page := &Page{Tasks: make([]Info, booked)}
+	for i := range page.Tasks {
+		page.Tasks[i] = q.infoOf(&rows[i], now)
+		after = LedgerMark{rows[i].EndedAt, rows[i].ID}
+	}
+	if err := q.withPayloads(ctx, page.Tasks); err != nil {
+		return nil, err
+	}
+	quarantined, err := l.show(ctx, items[:inRedis])
+	if err != nil {
+		return nil, err
+	}
+	page.Tasks = append(page.Tasks, quarantined...)
+	slices.SortStableFunc(page.Tasks, func(a, b Info) int { return b.At.Compare(a.At) })
+	if full {
+		raw, err := json.Marshal(newestMark{l.marks, after.At, []byte(after.ID)})
+		if err != nil {
+			return nil, errors.Join(errReply, err)
+		}
+		page.Next = newestCursor + base64.RawURLEncoding.EncodeToString(raw)
+	}
+	return page, nil
 }
 
 func (q *Queue) pageBooked(ctx context.Context, state State, after LedgerMark, limit int) (*Page, error) {

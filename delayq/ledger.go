@@ -210,10 +210,11 @@ type LedgerEnd struct {
 
 // LedgerPage asks for a page of rows by keyset, never by offset.
 type LedgerPage struct {
-	Kind  LedgerKind
-	After LedgerMark
-	Until time.Time // of LedgerOpen and LedgerWaiting: due up to here by the database's clock; zero = no bound
-	Limit int       // 1 to 1000
+	Kind   LedgerKind
+	After  LedgerMark
+	Until  time.Time // of LedgerOpen and LedgerWaiting: due up to here by the database's clock; zero = no bound
+	Limit  int       // 1 to 1000
+	Newest bool      // of LedgerDeadRows: in the opposite order, the last to die first
 }
 
 // LedgerKind chooses the rows of a page.

@@ -562,7 +562,7 @@ func (w *walk) look(t *rapid.T) {
 		same(t, "counts", []int{in.Deliveries, in.Failed, in.Lost, in.Attempt}, []int{e.deliveries, e.failed, e.lost, e.failed + e.lost + 1})
 		same(t, "told to stop", in.CancelRequested, e.flag == 'C')
 	}
-	for _, s := range []State{StatePending, StateDue, StateProcessing, StateDead} {
+	for i, s := range []State{StatePending, StateDue, StateProcessing, StateDead, StateDead} {
 		var want, got []string
 		for _, place := range []string{"pending", "processing", "dead"} {
 			for _, id := range w.m.in(place) {
@@ -572,7 +572,10 @@ func (w *walk) look(t *rapid.T) {
 			}
 		}
 		slices.SortStableFunc(want, func(a, b string) int { return cmp.Compare(w.m.tasks[a].score, w.m.tasks[b].score) })
-		o := ListOptions{State: s, Limit: rapid.IntRange(1, 4).Draw(t, "page")}
+		o := ListOptions{State: s, Limit: rapid.IntRange(1, 4).Draw(t, "page"), NewestFirst: i == 4}
+		if o.NewestFirst {
+			slices.Reverse(want)
+		}
 		for {
 			page, err := w.q.List(t.Context(), o)
 			if err != nil {
@@ -585,7 +588,7 @@ func (w *walk) look(t *rapid.T) {
 				break
 			}
 		}
-		same(t, "list of "+string(s), got, want)
+		same(t, fmt.Sprint("list of ", s, ", newest first: ", o.NewestFirst), got, want)
 	}
 }
 

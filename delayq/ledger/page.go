@@ -29,6 +29,9 @@ var pageSQL = map[delayq.LedgerKind]string{
 	AND t.dead_at <= $4::text::timestamptz ORDER BY t.dead_at, t.id LIMIT $5::int`,
 }
 
+const newestSQL = pageSelect + `t.dead_at IS NOT NULL AND (t.dead_at, t.id) < ($2::text::timestamptz, $3::bytea)
+	AND t.dead_at <= $4::text::timestamptz ORDER BY t.dead_at DESC, t.id DESC LIMIT $5::int`
+
 func (q *queue) Page(ctx context.Context, p delayq.LedgerPage) ([]delayq.LedgerRow, error) {
 	sql, ok := pageSQL[p.Kind]
 	switch {
@@ -36,8 +39,13 @@ func (q *queue) Page(ctx context.Context, p delayq.LedgerPage) ([]delayq.LedgerR
 		return nil, wrap("page", q.name, &delayq.InputError{Field: "Kind", Limit: "a LedgerKind", Got: fmt.Sprint(int(p.Kind))})
 	case p.Limit < 1 || p.Limit > 1000:
 		return nil, wrap("page", q.name, &delayq.InputError{Field: "Limit", Limit: "1 to 1000", Got: fmt.Sprint(p.Limit)})
+	case p.Newest && p.Kind != delayq.LedgerDeadRows:
+		return nil, wrap("page", q.name, &delayq.InputError{Field: "Newest", Limit: "false unless Kind is LedgerDeadRows", Got: "true"})
 	}
 	after, until := "-infinity", "infinity"
+	if p.Newest {
+		sql, after = newestSQL, "infinity"
+	}
 	if !p.After.At.IsZero() {
 		after = instant(p.After.At)
 	}

@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -56,6 +57,23 @@ func TestPage(t *testing.T) {
 				r.Errorf("kind %d: %d rows, want %d", kind, len(got), want)
 			}
 		}
+		var ids []string // of one instant, since one call buried them
+		for p := (delayq.LedgerPage{Kind: delayq.LedgerDeadRows, Limit: 2, Newest: true}); ; {
+			page, err := r.q.Page(r.Context(), p)
+			r.ok(err)
+			if len(page) == 0 {
+				break
+			}
+			for _, row := range page {
+				ids = append(ids, row.ID)
+				p.After = delayq.LedgerMark{At: row.EndedAt, ID: row.ID}
+			}
+		}
+		if got := strings.Join(ids, " "); got != "t19 t18 t17 t16 t15" {
+			r.Errorf("newest first: %s", got)
+		}
+		_, err = r.q.Page(r.Context(), delayq.LedgerPage{Kind: delayq.LedgerOpenRows, Limit: 2, Newest: true})
+		r.is(err, delayq.ErrInvalid)
 		until, err := r.q.Page(r.Context(), delayq.LedgerPage{Kind: delayq.LedgerOpenRows, Until: at.Add(time.Microsecond), Limit: 100})
 		if err != nil || len(until) != 6 {
 			r.Error(len(until), err)

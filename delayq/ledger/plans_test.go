@@ -96,6 +96,12 @@ func (r *rig) verbs(round string, n int, after func(verb string)) {
 		_, err = r.q.Page(ctx, delayq.LedgerPage{Kind: kind, Limit: n, After: delayq.LedgerMark{At: time.Now(), ID: "x"}, Until: time.Now().Add(time.Hour)})
 		step(fmt.Sprint("next page ", kind), err)
 	}
+	newest := delayq.LedgerPage{Kind: delayq.LedgerDeadRows, Limit: n, Newest: true}
+	_, err = r.q.Page(ctx, newest)
+	step("newest page", err)
+	newest.After = delayq.LedgerMark{At: time.Now(), ID: "x"}
+	_, err = r.q.Page(ctx, newest)
+	step("next newest page", err)
 	_, err = r.q.Counts(ctx, n, time.Hour)
 	step("counts", err)
 	_, _, err = r.q.Retain(ctx, time.Second)
