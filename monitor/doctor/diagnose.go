@@ -15,7 +15,7 @@ import (
 type Options struct {
 	// Watch is the time between two looks: what grows and what fails now is seen in their difference. 0 makes one look.
 	Watch time.Duration
-	// Timeout bounds what is read beyond the looks. Defaults to 5 s.
+	// Timeout bounds what is read beyond the looks: the database's time, then all queues together. Defaults to 5 s.
 	Timeout time.Duration
 	// StaleAfter and StuckAfter are those of the monitor. Default to 60 s and 5 minutes.
 	StaleAfter, StuckAfter time.Duration
@@ -54,26 +54,50 @@ func Diagnose(ctx context.Context, m *monitor.Monitor, o Options) *Report {
 	return r
 }
 
+// atOnce is how many queues are read at once, as many as a look reads.
+const atOnce = 8
+
 // read adds what a View does not hold.
 func (o *Options) read(ctx context.Context, m *monitor.Monitor, e *Evidence) {
+	if o.Database != nil {
+		e.Database = o.ask(ctx)
+	}
 	bounded, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	if o.Database != nil {
-		sent := time.Now()
-		now, err := o.Database(bounded)
-		e.Database = &Database{Err: err}
-		if took := time.Since(sent); err == nil {
-			e.Database.Skew = now.Sub(sent.Add(took / 2))
-		}
-	}
 	missing := false
+	parts := make([]chan More, len(e.Now.Queues))
+	places := make(chan struct{}, atOnce)
 	for i := range e.Now.Queues {
 		q := &e.Now.Queues[i]
 		missing = missing || q.Stats == nil
-		if more, ok := o.more(ctx, bounded, m, e, q); ok {
-			e.More[q.Name] = more
+		if !readable(e, q) {
+			continue
+		}
+		parts[i] = make(chan More, 1)
+		go func() {
+			select {
+			case places <- struct{}{}:
+				defer func() { <-places }()
+				parts[i] <- more(bounded, m, e, q)
+			case <-bounded.Done():
+				parts[i] <- More{Err: bounded.Err()}
+			}
+		}()
+	}
+	late, stop := context.WithTimeout(ctx, o.Timeout+time.Second) // by then all have answered that heed bounded
+	defer stop()
+	for i, part := range parts {
+		if part == nil {
+			continue
+		}
+		name := e.Now.Queues[i].Name
+		select {
+		case e.More[name] = <-part:
+		case <-late.Done(): // its client does not heed its context
+			e.More[name] = More{Err: late.Err()}
 		}
 	}
+	o.audit(ctx, m, e)
 	if missing && o.Redis != nil && e.Now.Server.Err == nil {
 		quick, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
@@ -81,55 +105,99 @@ func (o *Options) read(ctx context.Context, m *monitor.Monitor, e *Evidence) {
 	}
 }
 
-// more reads of a queue that could be opened as workers open it.
-func (o *Options) more(ctx, bounded context.Context, m *monitor.Monitor, e *Evidence, v *monitor.QueueView) (more More, ok bool) {
-	redisUp, ledgerUp := e.Now.Server.Err == nil, e.Database != nil && e.Database.Err == nil
-	if v.RedisOnly || e.Database != nil && !ledgerUp || redisUp == (v.Stats == nil) || !redisUp && !ledgerUp {
-		return more, false
+// ask asks the ledger's database for its time.
+func (o *Options) ask(ctx context.Context) *Database {
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	sent := time.Now()
+	now, err := o.Database(ctx)
+	d := &Database{Err: err}
+	if took := time.Since(sent); err == nil {
+		d.Skew = now.Sub(sent.Add(took / 2))
 	}
-	q, err := m.Queue(bounded, v.Name)
-	if err != nil {
-		return More{Err: err}, true
-	}
-	if lq := q.LedgerQueue(); lq != nil {
-		counts, err := lq.Counts(bounded, mostCounted, q.Horizon())
-		if more.Err = err; err == nil {
-			more.Ledger = &counts
-		}
-	}
-	if !redisUp || more.Err != nil {
-		return more, true
-	}
-	page, err := q.List(bounded, delayq.ListOptions{State: delayq.StateDue, Limit: 100})
-	if err != nil {
-		more.Err = err
-		return more, true
-	}
-	more.Due = append([]delayq.Info{}, page.Tasks...)
-	more.Dead, more.DeadAll, more.Err = newestDead(bounded, q)
-	if o.Audit && more.Err == nil {
-		more.Audit, more.Err = q.Audit(ctx, delayq.AuditOptions{Progress: func(done, total int64) {
-			if o.Progress != nil {
-				o.Progress(v.Name, done, total)
-			}
-		}})
-	}
-	return more, true
+	return d
 }
 
-// newestDead walks dead letters, which come oldest first, a few pages far and keeps the last page and a half.
-func newestDead(ctx context.Context, q *delayq.Queue) (newest []delayq.Info, all bool, err error) {
-	const pages, size = 6, 500
-	cursor := ""
-	for range pages {
-		page, err := q.List(ctx, delayq.ListOptions{State: delayq.StateDead, Limit: size, Cursor: cursor})
+// readable reports whether a queue can be opened as workers open it; where not, a finding of its own says why.
+func readable(e *Evidence, v *monitor.QueueView) bool {
+	redisUp, ledgerUp := e.Now.Server.Err == nil, e.Database != nil && e.Database.Err == nil
+	return !v.RedisOnly && (e.Database == nil || ledgerUp) && redisUp == (v.Stats != nil) && (redisUp || ledgerUp)
+}
+
+// more reads of a queue that is readable.
+func more(ctx context.Context, m *monitor.Monitor, e *Evidence, v *monitor.QueueView) (more More) {
+	q, err := m.Queue(ctx, v.Name)
+	if err != nil {
+		return More{Err: err}
+	}
+	lq := q.LedgerQueue()
+	if lq != nil {
+		counts, err := lq.Counts(ctx, mostCounted, q.Horizon())
 		if err != nil {
-			return nil, false, err
+			return More{Err: err}
 		}
-		newest = append(newest[max(0, len(newest)-size):], page.Tasks...)
-		if cursor = page.Next; cursor == "" {
-			return newest, true, nil
+		more.Ledger = &counts
+	}
+	if e.Now.Server.Err != nil {
+		return more
+	}
+	page, err := q.List(ctx, delayq.ListOptions{State: delayq.StateDue, Limit: 100})
+	if err != nil {
+		more.Err = err
+		return more
+	}
+	more.Due = append([]delayq.Info{}, page.Tasks...)
+	since := v.Stats.Now.Add(-deadLately)
+	if lq != nil && inRedis(v.Stats) > 0 {
+		since = time.Time{} // how many of them are in quarantine is of interest whatever their age
+	}
+	more.Err = more.readDead(ctx, q, since)
+	return more
+}
+
+// Pages of dead letters that are read of a queue.
+const (
+	deadPages = 6
+	deadPage  = 500
+)
+
+// readDead walks dead letters from the last to die to those before since, a few pages far.
+func (m *More) readDead(ctx context.Context, q *delayq.Queue, since time.Time) error {
+	o := delayq.ListOptions{State: delayq.StateDead, Limit: deadPage, NewestFirst: true}
+	for range deadPages {
+		page, err := q.List(ctx, o)
+		if err != nil {
+			return err
+		}
+		m.Dead = append(m.Dead, page.Tasks...)
+		if o.Cursor = page.Next; o.Cursor == "" {
+			m.DeadAll = true
+			return nil
+		}
+		if n := len(m.Dead); n > 0 && m.Dead[n-1].At.Before(since) {
+			return nil
 		}
 	}
-	return newest, false, nil
+	return nil
+}
+
+// audit reads one queue after the other, since each is read whole.
+func (o *Options) audit(ctx context.Context, m *monitor.Monitor, e *Evidence) {
+	for i := range e.Now.Queues {
+		name := e.Now.Queues[i].Name
+		more, ok := e.More[name]
+		if !o.Audit || !ok || more.Err != nil || e.Now.Server.Err != nil {
+			continue
+		}
+		q, err := m.Queue(ctx, name)
+		if err == nil {
+			more.Audit, err = q.Audit(ctx, delayq.AuditOptions{Progress: func(done, total int64) {
+				if o.Progress != nil {
+					o.Progress(name, done, total)
+				}
+			}})
+		}
+		more.Err = err
+		e.More[name] = more
+	}
 }

@@ -88,8 +88,8 @@ type Database struct {
 // More is what is read of a queue beyond a View, in bounded reads. Nil fields were not read.
 type More struct {
 	Due     []delayq.Info // the first page of due tasks
-	Dead    []delayq.Info // the newest dead letters that a bounded walk from the oldest reached
-	DeadAll bool          // the walk reached the newest
+	Dead    []delayq.Info // the newest dead letters, the last to die first, as far as a bounded walk came
+	DeadAll bool          // it came to the oldest
 	Ledger  *delayq.LedgerCounts
 	Audit   *delayq.AuditReport
 	Err     error // of these reads

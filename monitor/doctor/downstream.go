@@ -84,22 +84,38 @@ func (c *chart) drift(b *book) {
 // mostCounted bounds what is counted in the ledger.
 const mostCounted = delayq.MostCounted
 
+// inRedis is how many dead letters Redis has. Of a queue with a ledger they are the quarantined, and some from before it had one.
+func inRedis(s *delayq.Stats) (n int64) {
+	for _, sh := range s.Shards {
+		n += sh.Dead
+	}
+	return n
+}
+
 // quarantine tells of tasks that the ledger does not know.
 func (c *chart) quarantine(b *book) {
-	unbooked := int64(0)
+	unbooked, there := int64(0), inRedis(c.q.Stats)
 	for i := range c.more.Dead {
 		if c.more.Dead[i].Reason == delayq.ReasonUnbooked {
 			unbooked++
 		}
 	}
-	n := max(unbooked, c.since(func(s *delayq.Stats) int64 { return s.Quarantined }))
-	if n == 0 {
-		b.ok(Downstream, Quarantined, c.q.Name, "no task is in quarantine")
-		return
+	n, name := max(unbooked, c.since(func(s *delayq.Stats) int64 { return s.Quarantined })), c.q.Name
+	all := c.more.DeadAll || n >= there
+	look := "delayq list --queue " + name + " --state dead shows them, of reason unbooked. Was the ledger restored from a backup, or does somebody enqueue without it? " +
+		"delayq replay runs one after all, delayq purge drops it."
+	switch {
+	case n == 0 && all:
+		b.ok(Downstream, Quarantined, name, "no task is in quarantine")
+	case n == 0:
+		b.add(Downstream, Warning, Quarantined, name, fmt.Sprintf("Redis alone has %s, and not all could be looked at: they may be in quarantine", num(there, "dead letter", "dead letters")), look)
+	default:
+		atLeast := ""
+		if !all {
+			atLeast = "at least "
+		}
+		b.add(Downstream, Warning, Quarantined, name, fmt.Sprintf("%s%s set aside, since Redis has them and the ledger does not know them", atLeast, num(n, "task is", "tasks are")), look)
 	}
-	b.add(Downstream, Warning, Quarantined, c.q.Name, fmt.Sprintf("%s set aside, since Redis has them and the ledger does not know them", num(n, "task is", "tasks are")),
-		"delayq list --queue "+c.q.Name+" --state dead shows them, of reason unbooked. Was the ledger restored from a backup, or does somebody enqueue without it? "+
-			"delayq replay runs one after all, delayq purge drops it.")
 }
 
 // ledgerOnly judges what can be known while Redis is away.

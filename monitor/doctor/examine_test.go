@@ -125,10 +125,22 @@ func TestExamine(t *testing.T) {
 		{"mostly failures", func(e *Evidence) { e.earlier(func(s *delayq.Stats) { s.Failed = map[string]int64{"error": 6} }) }, Execution, Critical, FailureRate, "100 %"},
 		{"no handler", func(e *Evidence) { e.earlier(func(s *delayq.Stats) { s.Failed = map[string]int64{"no_handler": 1} }) }, Execution, Warning, NoHandler, "1 attempt failed"},
 		{"dead lately", func(e *Evidence) {
+			e.q().Stats.Dead = 3
+			e.More["orders"] = More{Dead: []delayq.Info{{Task: delayq.Task{Type: "pay"}, Reason: "error", At: now}, {Task: delayq.Task{Type: "old"}, At: now.Add(-time.Hour)}}}
+		}, Execution, Warning, DeadRising, "1 of its 3 dead letters died in the last 15m0s: by reason 1 error; by type 1 pay"},
+		{"many dead lately", func(e *Evidence) {
 			e.q().Stats.Dead = 2
-			e.More["orders"] = More{DeadAll: true, Dead: []delayq.Info{{Task: delayq.Task{Type: "old"}, At: now.Add(-time.Hour)}, {Task: delayq.Task{Type: "pay"}, Reason: "error", At: now}}}
-		}, Execution, Warning, DeadRising, "1 of its 2 dead letters died in the last 15m0s: by reason 1 error; by type 1 pay"},
-		{"dead of old", func(e *Evidence) { e.q().Stats.Dead = 2 }, Execution, Info, DeadRising, "2 dead letters"},
+			e.More["orders"] = More{Dead: []delayq.Info{{Task: delayq.Task{Type: "pay"}, Reason: "error", At: now}}}
+		}, Execution, Warning, DeadRising, "at least 1 of its 2 dead letters died"},
+		{"dead of old", func(e *Evidence) {
+			e.q().Stats.Dead = 2
+			e.More["orders"] = More{Dead: []delayq.Info{{At: now.Add(-time.Hour)}}}
+		}, Execution, Info, DeadRising, "2 dead letters, none of the last 15m0s"},
+		{"dead and not read", func(e *Evidence) {
+			e.earlier(func(s *delayq.Stats) { s.Dead = 2 })
+			e.More["orders"] = More{Err: unreachable}
+		}, Execution, Warning, DeadRising, "2 dead letters, of which 0 could be looked at: whether some are new is not known, but none came in the last 10s"},
+		{"not read", func(e *Evidence) { e.More["orders"] = More{Err: context.DeadlineExceeded} }, State, Warning, NotRead, "in time"},
 		{"trimmed", func(e *Evidence) { e.earlier(func(s *delayq.Stats) { s.Trimmed = 1 }) }, Execution, Critical, DeadTrimmed, "1 old dead letter"},
 		{"nearly trimmed", func(e *Evidence) { e.q().Stats.Shards[0].Dead = 95_000 }, Execution, Warning, DeadTrimmed, "95000"},
 		{"lost leases", func(e *Evidence) { e.earlier(func(s *delayq.Stats) { s.Expired = 3 }) }, Execution, Warning, LostLeases, "3 leases ran out"},
@@ -154,6 +166,11 @@ func TestExamine(t *testing.T) {
 			e.booked()
 			e.More["orders"] = More{Dead: []delayq.Info{{Reason: delayq.ReasonUnbooked, At: now}}}
 		}, Downstream, Warning, Quarantined, "1 task is set aside"},
+		{"quarantine cut off", func(e *Evidence) {
+			e.booked().Stats.Shards[0].Dead = 9
+			e.More["orders"] = More{Dead: []delayq.Info{{Reason: delayq.ReasonUnbooked, At: now}}}
+		}, Downstream, Warning, Quarantined, "at least 1 task is set aside"},
+		{"quarantine out of sight", func(e *Evidence) { e.booked().Stats.Shards[0].Dead = 9 }, Downstream, Warning, Quarantined, "Redis alone has 9 dead letters"},
 		{"Redis away, the ledger there", func(e *Evidence) {
 			e.booked()
 			e.Now.Server.Err, e.More["orders"] = unreachable, More{Ledger: &delayq.LedgerCounts{Open: 3}}
@@ -191,6 +208,10 @@ func TestNothingWrong(t *testing.T) {
 		"ledger":    func(e *Evidence) { e.booked(); e.More["orders"] = More{Ledger: &delayq.LedgerCounts{Open: 6}} },
 		"ended by itself": func(e *Evidence) { // a function that took its beat away is no consumer that died
 			e.q().Consumers = append(e.q().Consumers, delayq.Consumer{Name: "w2", Seen: now.Add(-10 * time.Minute)})
+		},
+		"dead letters of before the ledger": func(e *Evidence) {
+			e.booked().Stats.Shards[0].Dead = 9
+			e.More["orders"] = More{Ledger: &delayq.LedgerCounts{Open: 6}, DeadAll: true}
 		},
 		"takes every type": func(e *Evidence) {
 			e.q().Consumers[0].Types = nil

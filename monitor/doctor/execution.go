@@ -85,7 +85,7 @@ func (c *chart) failures(b *book) {
 	switch {
 	case failed >= failuresToJudge && ratio > failedMuch:
 		b.add(Execution, grade(ratio > failedVeryMuch), FailureRate, name, fmt.Sprintf("%s of the attempts of the last %s failed: %s; %d succeeded", percent(failed, failed+done), span(c.over), counted(lately), done),
-			"delayq list --queue "+name+" --state dead, and delayq get or history for a task's last error. Retries come by themselves; if the downstream is ill, mend that first.")
+			"delayq list --queue "+name+" --state dead --newest, and delayq get or history for a task's last error. Retries come by themselves; if the downstream is ill, mend that first.")
 	case ever == 0:
 		b.ok(Execution, FailureRate, name, "no attempt has failed")
 	case c.before == nil:
@@ -124,20 +124,26 @@ func (c *chart) dead(b *book) {
 		}
 	}
 	buried := c.since(func(s *delayq.Stats) int64 { return s.Buried })
-	more := ""
-	if !c.more.DeadAll {
-		more = " or more"
+	atLeast := ""
+	if !c.sawNewDead() {
+		atLeast = "at least "
 	}
-	const look = "delayq list --queue %s --state dead shows them, delayq get --queue %[1]s ID the last error. Mend the cause, then delayq replay --queue %[1]s --reason REASON; " +
+	const look = "delayq list --queue %s --state dead --newest shows them, delayq get --queue %[1]s ID the last error. Mend the cause, then delayq replay --queue %[1]s --reason REASON; " +
 		"what nobody needs: delayq purge."
 	switch {
 	case lately > 0:
-		b.add(Execution, Warning, DeadRising, name, fmt.Sprintf("%d%s of its %d dead letters died in the last %s: by reason %s; by type %s", lately, more, s.Dead, span(deadLately), counted(reasons), counted(types)),
+		b.add(Execution, Warning, DeadRising, name, fmt.Sprintf("%s%d of its %d dead letters died in the last %s: by reason %s; by type %s", atLeast, lately, s.Dead, span(deadLately), counted(reasons), counted(types)),
 			fmt.Sprintf(look, name))
 	case buried > 0:
 		b.add(Execution, Warning, DeadRising, name, fmt.Sprintf("%s among the dead letters in the last %s; there are %d", num(buried, "task ended", "tasks ended"), span(c.over), s.Dead), fmt.Sprintf(look, name))
+	case s.Dead > 0 && !c.sawNewDead():
+		what := num(s.Dead, "dead letter", "dead letters") + fmt.Sprintf(", of which %d could be looked at: whether some are new is not known", len(c.more.Dead))
+		if c.before != nil {
+			what += ", but none came in the last " + span(c.over)
+		}
+		b.add(Execution, Warning, DeadRising, name, what, fmt.Sprintf(look, name))
 	case s.Dead > 0:
-		b.add(Execution, Info, DeadRising, name, num(s.Dead, "dead letter", "dead letters")+", none that is new was seen", fmt.Sprintf(look, name))
+		b.add(Execution, Info, DeadRising, name, num(s.Dead, "dead letter", "dead letters")+", none of the last "+span(deadLately), fmt.Sprintf(look, name))
 	default:
 		b.ok(Execution, DeadRising, name, "there are no dead letters")
 	}
@@ -145,6 +151,12 @@ func (c *chart) dead(b *book) {
 		b.add(Execution, Warning, NoHandler, name, "among them tasks of types that no worker had a handler for: "+counted(unhandled), c.noHandler())
 	}
 	c.trimmed(b, fmt.Sprintf(look, name))
+}
+
+// sawNewDead reports whether all that died lately were looked at.
+func (c *chart) sawNewDead() bool {
+	n := len(c.more.Dead)
+	return c.more.DeadAll || n > 0 && c.ago(c.more.Dead[n-1].At) > deadLately
 }
 
 func (c *chart) trimmed(b *book, look string) {

@@ -1,8 +1,10 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -144,7 +146,12 @@ func (c *chart) whole(b *book) {
 			"delayq audit --queue "+name+" lists them. With a ledger delayq reconcile --once --queue "+name+" mends them. People, evictions and lost writes of a failover make such, scripts do not.")
 	}
 	if c.more.Err != nil {
-		b.add(State, Info, NotRead, name, "its tasks could not be looked at: "+plain(c.more.Err), "")
+		why := ": " + plain(c.more.Err)
+		if errors.Is(c.more.Err, context.DeadlineExceeded) || errors.Is(c.more.Err, os.ErrDeadlineExceeded) {
+			why = " in time"
+		}
+		b.add(State, Warning, NotRead, name, "its tasks could not be looked at"+why,
+			"What is said of its tasks is not all. Look at it alone, with more time: delayq doctor --queue "+name+" --timeout 30s")
 	}
 }
 
