@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -81,6 +82,8 @@ func (d *burials) check(ids []string) error {
 		return usagef("want ids, --reason, --type, or --all")
 	case d.all && (d.reason != "" || d.typ != ""):
 		return usagef("--all: leave it out with --reason or --type")
+	case d.reason != "" && !slices.Contains(delayq.Reasons(), d.reason): // it would find nothing, and say so as if all were well
+		return usagef("--reason: want one of %s", strings.Join(delayq.Reasons(), ", "))
 	case d.limit < 0:
 		return usagef("--limit: want 0 or more")
 	}
