@@ -77,7 +77,7 @@ func (c *Console) deadLetters(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	d.Total = stats.Dead
-	opts := delayq.ListOptions{State: delayq.StateDead, Limit: rowsShown, Cursor: ask.Get("cursor")}
+	opts := delayq.ListOptions{State: delayq.StateDead, Limit: rowsShown, Cursor: ask.Get("cursor"), NewestFirst: true}
 	if d.Filter.any() {
 		opts.Limit = lookedAPage
 	}
