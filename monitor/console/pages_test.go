@@ -20,9 +20,9 @@ func shop(r *rig) (orders, mail *delayq.Queue) {
 	for i := range 24 {
 		r.add(idle, fmt.Sprintf("invoice:%d", 7000+i), "invoice.send", time.Duration(i+1)*time.Hour)
 	}
-	r.kill(orders, "order.cancel", ids("cancel-order", 60)...)
+	r.kill(orders, "order.cancel", hostile...) // the newest come first
 	r.kill(orders, "stock.release", ids("release-stock", 5)...)
-	r.kill(orders, "order.cancel", hostile...)
+	r.kill(orders, "order.cancel", ids("cancel-order", 60)...)
 	for i := range 120 {
 		r.add(orders, fmt.Sprintf("cancel-order:%d", 41000+i), "order.cancel", time.Duration(i+30)*time.Minute)
 	}
