@@ -26,7 +26,7 @@ type Watched struct {
 
 	Queues  int `json:"queues"`             // that were looked at
 	LeftOut int `json:"left_out,omitempty"` // queues beyond the most that are watched
-	// Errors says what could not be read, by queue; of Redis itself under "redis", of their names under "list of queues".
+	// Errors says what could not be read, by queue; of Redis itself under "redis".
 	Errors map[string]string `json:"errors,omitempty"`
 }
 
@@ -120,9 +120,6 @@ func (w *watching) look(ctx context.Context, s *Watched) error {
 	s.Queues, s.LeftOut = len(v.Queues), v.LeftOut
 	if v.Server.Err != nil {
 		s.fail("redis", v.Server.Err)
-	}
-	if v.FindErr != nil {
-		s.fail("list of queues", v.FindErr)
 	}
 	for _, q := range v.Queues {
 		if q.Err != nil {

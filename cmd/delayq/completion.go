@@ -52,7 +52,7 @@ func completeQueues(cmd *cobra.Command, _ []string, typed string) ([]string, cob
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeTypes offers the types among the first dead letters of the queue that is named.
+// completeTypes offers the types among the newest dead letters of the queue that is named.
 func completeTypes(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeIn)
 	defer cancel()
@@ -63,14 +63,20 @@ func completeTypes(cmd *cobra.Command, _ []string, typed string) ([]string, cobr
 	t := target{server: *given(cmd), queue: queue}
 	t.booked.url, _ = cmd.Flags().GetString("database")
 	var types []string
-	_ = t.inspect(ctx, func(q *delayq.Queue) error { // without an answer there is nothing to offer
-		page, err := q.List(ctx, delayq.ListOptions{State: delayq.StateDead, Limit: 500})
-		if err != nil {
-			return err
-		}
-		for i := range page.Tasks {
-			if typ := page.Tasks[i].Type; strings.HasPrefix(typ, typed) && printable(typ) == typ {
-				types = append(types, typ)
+	_ = t.inspect(ctx, func(q *delayq.Queue) error { // what was found until an error is offered
+		o := delayq.ListOptions{State: delayq.StateDead, Limit: 500, NewestFirst: true}
+		for range 4 { // as many as somebody waits for
+			page, err := q.List(ctx, o)
+			if err != nil {
+				return err
+			}
+			for i := range page.Tasks {
+				if typ := page.Tasks[i].Type; strings.HasPrefix(typ, typed) && printable(typ) == typ {
+					types = append(types, typ)
+				}
+			}
+			if o.Cursor = page.Next; o.Cursor == "" {
+				return nil
 			}
 		}
 		return nil

@@ -46,7 +46,7 @@ Exit status: 0 listed, 1 Redis or the database failed, 2 wrong usage.`,
 	return cmd
 }
 
-// findQueues finds the names of queues, in Redis and in the ledger if there is one.
+// findQueues finds the names of queues, in Redis and in the ledger if there is one. With an error come those that were found.
 func findQueues(ctx context.Context, s *server, b *database) ([]string, error) {
 	if err := s.fromEnv(); err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func findQueues(ctx context.Context, s *server, b *database) ([]string, error) {
 	if b.fromEnv(); b.url != "" { // the horizon is of no interest here
 		pool, poolErr := b.pool(1)
 		if poolErr != nil {
-			return nil, poolErr
+			return names, poolErr
 		}
 		defer pool.Close()
 		more, ledgerErr := (&lateLedger{pool: pool}).Queues(ctx)

@@ -40,7 +40,7 @@ It changes nothing. $NO_COLOR takes the colours away.
   IN/S       enqueued, OUT/S succeeded, FAIL/S failed attempts
   CONSUMERS  healthy, then those that are stale (silent) and stuck (alive without progress)
 
-Exit status: 0 shown, 1 Redis failed (once), 2 wrong usage.`,
+Exit status: 0 shown, 1 Redis is away (once), 2 wrong usage. A queue that cannot be read says so in its row.`,
 		Args: exactly(0, "flags only"),
 		RunE: func(cmd *cobra.Command, _ []string) error { return t.run(cmd) },
 	}
@@ -48,7 +48,7 @@ Exit status: 0 shown, 1 Redis failed (once), 2 wrong usage.`,
 	f := cmd.Flags()
 	f.DurationVar(&t.every, "every", time.Second, "time between two looks")
 	f.BoolVar(&t.once, "once", false, "print once and end")
-	f.BoolVar(&t.json, "json", false, "print once, as JSON: {at, server, queues}; rates a second, durations in ns")
+	f.BoolVar(&t.json, "json", false, "print once, as JSON: {at, server, queues, unlisted}; rates a second, durations in ns")
 	return cmd
 }
 
