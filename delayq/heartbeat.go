@@ -77,16 +77,17 @@ func (r *run) watch(now time.Time) (due map[beatKey][]*running, wake time.Time) 
 func (r *run) watchHandler(t *running, now time.Time, soon func(time.Time)) {
 	if t.cause == nil {
 		limit := t.started.Add(t.cfg.Timeout)
+		end := t.noteEnd // its context has the same deadline, and then ends as exceeded, not as cancelled
 		if t.cfg.Stall > 0 {
 			if quiet := r.began.Add(time.Duration(t.seen.Load())).Add(t.cfg.Stall); quiet.Before(limit) {
-				limit = quiet
+				limit, end = quiet, t.end
 			}
 		}
 		if now.Before(limit) {
 			soon(limit)
 			return
 		}
-		t.end(ErrTimeout, r.cfg.Grace)
+		end(ErrTimeout, r.cfg.Grace)
 	}
 	if now.Before(t.endBy) {
 		soon(t.endBy)

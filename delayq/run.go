@@ -300,12 +300,16 @@ func (r *run) settleBy() time.Time {
 
 // end ends a handler's context; callers hold mu.
 func (t *running) end(cause error, grace time.Duration) {
-	if t.cause != nil || t.phase != phaseRunning {
-		return
+	if t.noteEnd(cause, grace); t.phase == phaseRunning {
+		t.cancel(t.cause)
 	}
-	t.cause = cause
-	t.endBy = time.Now().Add(grace)
-	t.cancel(cause)
+}
+
+// noteEnd says how long a handler has whose context ends.
+func (t *running) noteEnd(cause error, grace time.Duration) {
+	if t.cause == nil && t.phase == phaseRunning {
+		t.cause, t.endBy = cause, time.Now().Add(grace)
+	}
 }
 
 func (r *run) endAll(cause error) {

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -444,6 +445,26 @@ func TestRemainingOverTheLimitRetriesTheWholeTask(t *testing.T) {
 		r.halt()
 		if info, err := q.Get(t.Context(), "a"); err != nil || len(info.Payload) > q.MaxPayload() || !strings.Contains(info.LastError, "limit") {
 			t.Errorf("%d bytes, %q, %v", len(info.Payload), info.LastError, err)
+		}
+	})
+}
+
+// Whichever clock is first: a handler that outlives its limit sees a deadline that has passed, not a cancellation.
+func TestTheEndOfTheLimitIsADeadline(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		q := s.queue("q", delayq.Config{})
+		s.addAll(q, tasksNamed("a", 64))
+		var other atomic.Int64
+		w := s.worker(delayq.HandlerFunc(func(ctx context.Context, _ *delayq.Task) error {
+			<-ctx.Done()
+			if !errors.Is(ctx.Err(), context.DeadlineExceeded) || !errors.Is(context.Cause(ctx), delayq.ErrTimeout) {
+				other.Add(1)
+			}
+			return ctx.Err()
+		}), q)
+		w.Concurrency, w.Timeout, w.MaxAttempts = 16, 3*time.Second, 1
+		if stats := s.drain(w); stats.TimedOut != 64 || other.Load() != 0 {
+			t.Errorf("%d of %d were told otherwise", other.Load(), stats.TimedOut)
 		}
 	})
 }
