@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/pprof"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -38,7 +39,7 @@ func consume(c *roleConfig) error {
 		return err
 	}
 	defer j.close()
-	j.watchClock(c.Lease / 10)
+	defer j.watchClock(c.Lease / 10)()
 	k := &consumer{roleConfig: c, j: j}
 	var link *link
 	if link, err = c.open(ctx); err != nil {
@@ -89,12 +90,19 @@ func leaks() error {
 	return errors.New("goroutines are left after the end of the worker")
 }
 
-// watchClock notes when the process did not run for d: stopped, or starved.
-func (j *journal) watchClock(d time.Duration) {
+// watchClock notes when the process did not run for d: stopped, or starved. It goes on until the returned function is called.
+func (j *journal) watchClock(d time.Duration) (stop func()) {
+	quit, gone := make(chan struct{}), make(chan struct{})
 	go func() {
-		last := time.Now()
-		for {
-			time.Sleep(d / 10)
+		defer close(gone)
+		tick := time.NewTicker(d / 10)
+		defer tick.Stop()
+		for last := time.Now(); ; {
+			select {
+			case <-tick.C:
+			case <-quit:
+				return
+			}
 			now := time.Now()
 			if now.Sub(last) > d {
 				j.write(event{Kind: evStall, From: last.UnixMicro(), At: now.UnixMicro()})
@@ -102,6 +110,7 @@ func (j *journal) watchClock(d time.Duration) {
 			last = now
 		}
 	}()
+	return func() { close(quit); <-gone }
 }
 
 func (k *consumer) handle(ctx context.Context, t *delayq.Task) error {
@@ -118,10 +127,17 @@ func (k *consumer) handle(ctx context.Context, t *delayq.Task) error {
 	}
 	k.j.write(e)
 	note := func(kind, outcome string) event { return event{Kind: kind, Task: t.ID, Run: e.Run, Outcome: outcome} }
-	uncut := context.AfterFunc(ctx, func() {
+	noted := make(chan struct{})
+	before := context.AfterFunc(ctx, func() {
+		defer close(noted)
 		cut := note(evCut, "")
 		cut.Cause = fmt.Sprint(context.Cause(ctx))
 		k.j.write(cut)
+	})
+	uncut := sync.OnceFunc(func() {
+		if !before() {
+			<-noted // nothing is written behind the end
+		}
 	})
 	defer uncut()
 	if p.Fate == fatePoison {
