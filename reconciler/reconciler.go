@@ -307,7 +307,11 @@ func (r *Reconciler) log(ctx context.Context, rep *Report, err error) {
 	case err != nil && ctx.Err() == nil:
 		r.cfg.Logger.Error("reconciler: stopped", "queue", rep.Queue, "error", err.Error())
 	case c.Drift > 0 || c.RunningTooLong > 0:
-		r.cfg.Logger.Warn("reconciler: redis and the ledger differed", "queue", rep.Queue, "drift", c.Drift, "repaired", c.Repaired,
+		level := slog.LevelWarn
+		if c.RunningTooLong == 0 && c.Dropped+c.Moved == c.Repaired && c.Repaired == c.Drift {
+			level = slog.LevelInfo // that of a busy queue: messages on their way
+		}
+		r.cfg.Logger.Log(ctx, level, "reconciler: redis and the ledger differed", "queue", rep.Queue, "drift", c.Drift, "repaired", c.Repaired,
 			"restored", c.Restored, "moved", c.Moved, "dropped", c.Dropped, "quarantined", c.Quarantined, "lifted", c.Lifted,
 			"adopted", c.Adopted, "mended", c.Mended, "running_too_long", c.RunningTooLong, "unconfirmed", c.Unconfirmed)
 	}

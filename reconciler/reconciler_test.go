@@ -1,6 +1,7 @@
 package reconciler_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -597,4 +598,26 @@ func TestNewNeedsALedger(t *testing.T) {
 	if _, err := reconciler.New(q, reconciler.Config{}); !errors.Is(err, delayq.ErrNoLedger) {
 		t.Error(err)
 	}
+}
+
+// What a busy queue always shows is no warning; what was lost is.
+func TestMessagesOnTheirWayAreNoWarning(t *testing.T) {
+	r := newRig(t, delayq.Config{})
+	var log bytes.Buffer
+	rec, err := reconciler.New(r.q, reconciler.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	r.ok(err)
+	pass := func(level string) {
+		t.Helper()
+		log.Reset()
+		_, err := rec.Pass(t.Context())
+		r.ok(err)
+		if got := log.String(); !strings.Contains(got, "level="+level+" ") || strings.Count(got, "\n") != 1 {
+			t.Errorf("want one line of %s: %s", level, got)
+		}
+	}
+	r.add(3, delayq.In(time.Hour))
+	r.exec("update delayq.task set status = 'cancelled', finished_at = clock_timestamp(), rev = nextval('delayq.rev') where id = '0'")
+	pass("INFO")
+	r.lose()
+	pass("WARN")
 }
