@@ -22,7 +22,7 @@
   const short = (v) => {
     if (v == null) return "–";
     for (const [unit, by] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (Math.abs(v) >= by) return `${+(v / by).toFixed(1)}${unit}`;
-    return String(+v.toFixed(Math.abs(v) < 10 ? 2 : 0));
+    return String(+v.toFixed(Math.abs(v) < 1 ? 3 : Math.abs(v) < 10 ? 2 : 0));
   };
   const shown = () => {
     const until = Date.now() / 1000;
